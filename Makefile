@@ -1,0 +1,39 @@
+# make setup | demo | test | test-real | lint | bench
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.PHONY: setup sglang clients demo test test-real lint bench schemas
+
+setup: $(VENV)/.ready
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+sglang: .venv-sglang/.ready
+.venv-sglang/.ready: tools/sglang/install.sh $(wildcard tools/sglang/*)
+	tools/sglang/install.sh .venv-sglang
+
+clients:
+	tools/clients/install.sh .cache/clients
+
+demo: setup
+	$(BIN)/gyre demo
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+test-real: setup sglang clients
+	$(BIN)/python -m pytest tests/real -m real
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	for b in data proxy training scheduler; do $(BIN)/python benchmarks/$$b.py --quick || exit 1; done
+
+schemas: setup
+	$(BIN)/python tools/generate_schemas.py

@@ -1,0 +1,93 @@
+"""The `gyre` command: one Typer app whose commands load only when they are run.
+
+`gyre --help` must stay instant, so the table below holds each command's place and one-line help, and nothing else is
+imported until a command is chosen. The functions are a few lines each over a library call of the same name.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command as build_command
+
+from .errors import GyreError
+
+__all__ = ["COMMANDS", "app", "run"]
+
+# name: (module, function, one-line help). A function's own docstring is the long help.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "demo": (
+        "gyre_train.commands",
+        "demo",
+        "Record, inspect, train and publish on this machine, in minutes.",
+    ),
+    "run": ("gyre_proxy.launch.commands", "run", "Run a harness on tasks, several executions each."),
+    "record": ("gyre_proxy.launch.commands", "record", "Start one harness through the proxy and record it."),
+    "proxy": ("gyre_proxy.commands", "proxy", "Serve the recording proxy in front of inference engines."),
+    "engine": ("gyre_train.commands", "engine", "Serve a Hugging Face causal LM as a small engine."),
+    "ls": ("gyre_data.commands", "ls", "List the executions of a run."),
+    "tree": ("gyre_data.show.commands", "tree", "Show an execution as a tree: branches, roles, scores."),
+    "stats": ("gyre_data.show.commands", "stats", "Count what is in runs and how much is shared."),
+    "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
+    "score": ("gyre_data.show.commands", "score", "Append an evaluator's verdict to an execution."),
+    "train": ("gyre_train.commands", "train", "Train on recorded runs."),
+}
+
+# Kept beside COMMANDS: the extra that brings what the package needs.
+_EXTRA = {"gyre_proxy": "proxy", "gyre_train": "train,local"}
+
+
+class _LazyGroup(TyperGroup):
+    """Lists commands from the table and imports a command's module only to run it or to show its own help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][2])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return (name, command, rest) if command is None or name is None else (name, _load(name), rest)
+
+
+def _load(name: str) -> Any:
+    module, function, short = COMMANDS[name]
+    try:
+        target = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0].startswith("gyre_"):
+            raise
+        extra = _EXTRA.get(module.split(".")[0], "query")
+        raise GyreError(
+            f"`gyre {name}` needs the module {error.name}, which is not installed; run: pip install 'gyre-rl[{extra}]'"
+        ) from error
+    one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    one.command(name, short_help=short, context_settings=getattr(target, "context_settings", None))(target)
+    return build_command(one)
+
+
+app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _root() -> None:
+    """Record agent harnesses token-exactly, inspect the trees, and train on them."""
+
+
+def run() -> None:
+    """Entry point of the console script: a GyreError becomes one line on stderr and exit status 2."""
+    try:
+        app()
+    except GyreError as error:
+        sys.stderr.write(f"gyre: {error}\n")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("gyre: stopped\n")
+        raise SystemExit(130) from None

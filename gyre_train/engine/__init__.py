@@ -1,0 +1,1 @@
+"""A small embedded engine with SGLang's native HTTP contract."""

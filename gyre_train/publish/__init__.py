@@ -1,0 +1,1 @@
+"""Ways of bringing new weights to engines."""

@@ -1,0 +1,1 @@
+"""Wire dialects: client JSON in, canonical messages out, and replies back in the same wire."""

@@ -1,0 +1,1 @@
+"""Starting harnesses: single recordings and task runs."""

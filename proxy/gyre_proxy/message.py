@@ -1,0 +1,185 @@
+"""Canonical requests and replies, independent of the wire they came over.
+
+Data flows one way: a dialect parses a body into a `Request`; the history turns its messages into token ids; the reply
+parser turns sampled text into `ReplyEvent`s; the dialect encodes those for the same wire. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+__all__ = [
+    "Message",
+    "Reasoning",
+    "Reply",
+    "ReplyEvent",
+    "Request",
+    "Sampling",
+    "Text",
+    "ToolCall",
+    "Usage",
+    "canonical",
+    "digest",
+]
+
+
+def canonical(value: Any) -> bytes:
+    """JSON bytes that are equal for equal values: sorted keys, no blanks, integral floats written as integers."""
+    return orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def digest(value: Any) -> str:
+    """First 32 hex digits of the sha256 of `canonical(value)`."""
+    return hashlib.sha256(canonical(value)).hexdigest()[:32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments` is the parsed JSON object, or the raw text when it does not parse to one."""
+
+    name: str
+    arguments: Mapping[str, Any] | str
+    id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One message of a conversation, as the template will see it.
+
+    `content` joins the text blocks. `node_hint` is a node id of ours that the client echoed (a tool-call id or a
+    thinking signature that we minted); it is a hint, verified before it is believed. `raw` holds what the canonical
+    form leaves out (unknown blocks and fields), so that the stored message loses nothing.
+    """
+
+    role: str  # system | user | assistant | tool
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    node_hint: str | None = None
+    raw: Any = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Dictionary in the shape Hugging Face chat templates expect; keys without a value are left out."""
+        out: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            out["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            out["tool_calls"] = [
+                {
+                    "type": "function",
+                    **({"id": call.id} if call.id else {}),
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id:
+            out["tool_call_id"] = self.tool_call_id
+        if self.name:
+            out["name"] = self.name
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """What a client asked for. None means that it said nothing."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    constrained: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what was set."""
+        pairs = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in pairs.items() if value not in (None, (), False)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One model request. `tools` are in the OpenAI function form that chat templates take."""
+
+    wire: str  # anthropic | openai_chat | openai_responses
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    stream: bool = False
+    include_usage: bool = False
+    body_pieces: tuple[bytes, ...] = ()
+    """Cuts of the exact body at message borders: their concatenation is the body as received."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reasoning:
+    """A piece of reasoning text."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A piece of visible text. `malformed_call` marks a tool call that did not parse and goes out verbatim."""
+
+    text: str
+    malformed_call: bool = False
+
+
+ReplyEvent = Reasoning | Text | ToolCall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Token counts of a call."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """A whole reply: the events in order, and why it ended (`stop`, `length`, `abort`)."""
+
+    events: tuple[ReplyEvent, ...]
+    finish: str
+
+    @property
+    def text(self) -> str:
+        """The visible text, joined."""
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning text, joined."""
+        return "".join(event.text for event in self.events if isinstance(event, Reasoning))
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls, in order."""
+        return tuple(event for event in self.events if isinstance(event, ToolCall))
+
+    def message(self) -> Message:
+        """The assistant message that a client is expected to echo."""
+        return Message(
+            role="assistant", content=self.text, reasoning=self.reasoning or None, tool_calls=self.tool_calls
+        )
