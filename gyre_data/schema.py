@@ -249,14 +249,10 @@ TABLES: dict[str, Table] = {
                 _req("author", STRING, "policy (sampled) | client | template (added by us)"),
                 _opt("copy_of", STRING, "sampled node of which this is a kept tail or re-rendered copy"),
                 _req("token_ids", TOKENS, "int32 ids, exactly as sent to or sampled by the engine"),
-                _opt(
-                    "logprobs", LOGPROBS, "one per token of an output node, behaviour policy; null elsewhere"
-                ),
+                _opt("logprobs", LOGPROBS, "one per token of an output node, behaviour policy; null elsewhere"),
                 _opt("policy_versions", VERSION_SPANS, "half-open spans over token_ids of an output node"),
                 _opt("message_blobs", STRINGS, "canonical JSON of the message(s) rendered here, by blob id"),
-                _opt(
-                    "content_hash", STRING, "hash chain over canonical messages up to and including this node"
-                ),
+                _opt("content_hash", STRING, "hash chain over canonical messages up to and including this node"),
                 _opt("fingerprint", STRING, "tokenizer and template that made the ids"),
             ),
         ),
@@ -279,9 +275,7 @@ TABLES: dict[str, Table] = {
                 ),
                 _opt("agent_id", STRING, "the client's own name for the agent; null for the main one"),
                 _opt("parent_agent_id", STRING, "agent that started this one"),
-                _opt(
-                    "spawned_by_node", STRING, "output node that holds the tool call that started this agent"
-                ),
+                _opt("spawned_by_node", STRING, "output node that holds the tool call that started this agent"),
                 _opt("spawned_by_tool_call", STRING, "id of that tool call"),
                 _opt("continues_from", STRING, "call whose conversation this one goes on with"),
                 _req("wire", STRING, "anthropic | openai_chat | openai_responses"),
@@ -305,9 +299,7 @@ TABLES: dict[str, Table] = {
                     "index of the first message that differs from the record",
                 ),
                 _opt("first_difference_token", INT64, "position of the first token that differs"),
-                _opt(
-                    "tokens_lost", INT64, "recorded tokens of the old path that the new prompt does not reuse"
-                ),
+                _opt("tokens_lost", INT64, "recorded tokens of the old path that the new prompt does not reuse"),
                 _opt("thinking_policy", STRING, "keep | fork, for templates that strip thinking"),
                 _opt("tools_digest", STRING, "hash of the canonical tool list; null without tools"),
                 _opt("tools_blob", STRING, "canonical JSON of the tool list, by blob id"),
@@ -371,9 +363,7 @@ TABLES: dict[str, Table] = {
                 _opt("sample_index", INT32, "number of this execution in its group"),
                 _opt("harness", STRING, "harness name"),
                 _opt("harness_version", STRING, "harness version"),
-                _opt(
-                    "launcher", STRING, "JSON of what the launcher set: command, environment names, timeouts"
-                ),
+                _opt("launcher", STRING, "JSON of what the launcher set: command, environment names, timeouts"),
                 _opt("dispatch_policy_id", STRING, "policy whose weights were served at dispatch"),
                 _opt("dispatch_version", INT64, "its version at dispatch"),
                 _opt("attributes", STRING, "JSON object of free labels"),
@@ -525,9 +515,7 @@ def table(name: str) -> Table:
     try:
         return TABLES[name]
     except KeyError:
-        raise SchemaError(
-            f"wanted a table of this format, got {name!r}; known: {', '.join(TABLES)}"
-        ) from None
+        raise SchemaError(f"wanted a table of this format, got {name!r}; known: {', '.join(TABLES)}") from None
 
 
 def arrow_schema(name: str) -> pa.Schema:

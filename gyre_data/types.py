@@ -25,6 +25,7 @@ from .schema import (
 )
 
 __all__ = [
+    "ROW_TYPES",
     "Attempt",
     "Blob",
     "Call",
@@ -37,7 +38,6 @@ __all__ = [
     "LedgerRow",
     "Node",
     "PolicyVersion",
-    "ROW_TYPES",
     "RoutedExperts",
     "Score",
     "Step",
