@@ -168,7 +168,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Delivery:
-    """Row of `deliveries`. Event rows: whether a reply reached the harness. The latest row counts; none means unknown."""
+    """Row of `deliveries`: whether a reply reached the harness. The latest row counts; none means unknown."""
 
     call_id: str
     execution_id: str
@@ -237,7 +237,7 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RoutedExperts:
-    """Row of `routed_experts`. Side table: routed experts of a node's tokens, from the first call that computed them."""
+    """Row of `routed_experts`: experts of a node's tokens, from the first call that computed them."""
 
     node_id: str
     call_id: str

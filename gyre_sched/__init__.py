@@ -1,1 +1,1 @@
-"""Elastic scheduling of cells between rollout and training. Standard library only; imports none of the other packages."""
+"""Elastic scheduling of cells between rollout and training. Standard library only; imports no other package."""
