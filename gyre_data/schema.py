@@ -162,7 +162,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """One table: `key` is the column that identifies a row (None for event rows); `owner` is run, trainer or scheduler."""
+    """One table: `key` identifies a row (None for event rows); `owner` is run, trainer or scheduler."""
 
     name: str
     doc: str

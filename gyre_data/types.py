@@ -93,7 +93,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Node:
-    """Row of `nodes`. A run of tokens added to its parent; the ids along a path are a call's exact prompt and output."""
+    """Row of `nodes`: tokens added to its parent; the ids along a path are a call's exact prompt and output."""
 
     node_id: str
     execution_id: str
@@ -115,7 +115,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Call:
-    """Row of `calls`. One model request and its reply. A call exists once this row is committed; its nodes come first."""
+    """Row of `calls`: one model request and its reply. It exists once this row is committed; nodes come first."""
 
     call_id: str
     execution_id: str
