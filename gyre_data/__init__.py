@@ -14,7 +14,8 @@ __version__ = "0.1.0"
 _EXPORTS: dict[str, str] = {
     "GyreError": "errors",
     "Run": "store",
-    "RunWriter": "store",
+    "RunWriter": "writer",
+    "find_run": "store",
     "open": "store",
 }
 

@@ -1,0 +1,74 @@
+"""One owner for a run folder: an flock on its `lock` file, which also says who holds it.
+
+The kernel drops the lock when the holder dies, so a killed process never leaves a folder locked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from .errors import ConfigError
+
+__all__ = ["FolderLock", "is_locked"]
+
+_NAME = "lock"
+
+
+class FolderLock:
+    """Holds the folder from construction to `release`; ConfigError names the holder when there is one."""
+
+    def __init__(self, run: Path) -> None:
+        self._fd = os.open(run / _NAME, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise ConfigError(f"{run} is being written by {_holder(run)}; use that one or another run folder") from None
+        said = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat()}
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps(said).encode() + b"\n", 0)
+
+    def release(self) -> None:
+        """Let the next owner in. The file stays; only the lock counts."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _holder(run: Path) -> str:
+    said = _read_json(run / _NAME)
+    text = f"pid {said.get('pid', 'unknown')}"
+    proxy = (_read_json(run / "run.json").get("endpoints") or {}).get("proxy")
+    port = urlsplit(proxy).port if isinstance(proxy, str) else None
+    return f"{text}, port {port}" if port else text
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`, or an empty one: a message must not fail over the details it adds."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_locked(path: Path) -> bool:
+    """True while some process holds an flock on `path` (a folder's lock file or a segment's commit log)."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

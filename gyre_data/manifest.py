@@ -1,0 +1,178 @@
+"""Manifests: the numbered, immutable list of what a run holds.
+
+`manifest/00000007.json` names every sealed segment (size, rows, CRC-32) and every open one. A reader takes the highest
+number and nothing else for truth. Number N + 1 is created by linking a finished temporary file to its name, which fails
+if the name exists; so two writers can never both publish the same number, and nobody sees half a manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .errors import CorruptError, SchemaError
+from .schema import MAJOR, MINOR
+from .segment import Sealed, fsync_folder
+
+__all__ = ["EMPTY", "FOLDER", "Manifest", "manifest_path", "newest", "numbers", "publish", "read"]
+
+FOLDER = "manifest"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a run holds, by table: sealed segments in order, and stems of open ones."""
+
+    number: int
+    writer: str
+    created_at: str
+    sealed: Mapping[str, tuple[Sealed, ...]] = field(default_factory=dict)
+    open: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of all tables that have a segment."""
+        return tuple(sorted({*self.sealed, *self.open}))
+
+    def opened(self, table: str, stem: str) -> Manifest:
+        """This manifest with one more open segment."""
+        return self._with(table, self.sealed.get(table, ()), (*self.open.get(table, ()), stem))
+
+    def closed(self, table: str, stem: str, sealed: Sealed | None) -> Manifest:
+        """This manifest with `stem` no longer open, and `sealed` in its place unless it held no row."""
+        rest = tuple(s for s in self.open.get(table, ()) if s != stem)
+        done = tuple(s for s in self.sealed.get(table, ()) if s.name != f"{stem}.arrow")
+        return self._with(table, (*done, sealed) if sealed else done, rest)
+
+    def _with(self, table: str, sealed: tuple[Sealed, ...], open_: tuple[str, ...]) -> Manifest:
+        return Manifest(
+            number=self.number,
+            writer=self.writer,
+            created_at=self.created_at,
+            sealed={**self.sealed, table: sealed},
+            open={**self.open, table: open_},
+        )
+
+
+EMPTY = Manifest(number=0, writer="", created_at="")
+
+
+def manifest_path(run: Path, number: int) -> Path:
+    """Where manifest `number` of `run` lies."""
+    return run / FOLDER / f"{number:08d}.json"
+
+
+def numbers(run: Path) -> list[int]:
+    """Numbers of all manifests of `run`, ascending; empty when it has none."""
+    try:
+        names = os.listdir(run / FOLDER)
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+
+
+def newest(run: Path) -> Manifest | None:
+    """The manifest of the highest number, or None when there is none yet."""
+    found = numbers(run)
+    return read(manifest_path(run, found[-1])) if found else None
+
+
+def publish(run: Path, change: Callable[[Manifest], Manifest], writer: str) -> Manifest:
+    """Publish `change(newest)` as the next number and return it; on a race with another writer, try again on theirs.
+
+    Durable when it returns. `change` may run several times and must only compute.
+    """
+    folder = run / FOLDER
+    temporary = folder / f".{writer}-{secrets.token_hex(6)}.tmp"
+    try:
+        while True:
+            base = newest(run) or EMPTY
+            wanted = change(base)
+            made = Manifest(
+                number=base.number + 1,
+                writer=writer,
+                created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+                sealed={t: s for t, s in wanted.sealed.items() if s},
+                open={t: s for t, s in wanted.open.items() if s},
+            )
+            _write(temporary, _dump(made))
+            try:
+                os.link(temporary, manifest_path(run, made.number))
+            except FileExistsError:
+                continue
+            fsync_folder(folder)
+            return made
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    """sha256 of the document without its checksum, as compact JSON with sorted keys."""
+    rest = {key: value for key, value in document.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _dump(manifest: Manifest) -> bytes:
+    document: dict[str, Any] = {
+        "format": "gyre-manifest",
+        "major": MAJOR,
+        "minor": MINOR,
+        "number": manifest.number,
+        "writer": manifest.writer,
+        "created_at": manifest.created_at,
+        "tables": {
+            table: {
+                "sealed": [
+                    {"name": s.name, "num_bytes": s.num_bytes, "num_rows": s.num_rows, "crc32": s.crc32}
+                    for s in manifest.sealed.get(table, ())
+                ],
+                "open": list(manifest.open.get(table, ())),
+            }
+            for table in manifest.tables
+        },
+    }
+    document["sha256"] = _checksum(document)
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def read(path: Path) -> Manifest:
+    """Read one manifest; CorruptError when its checksum or number is wrong, SchemaError for a newer major."""
+    try:
+        document = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CorruptError(
+            f"{path}: wanted a JSON manifest, got {error}; see `gyre verify {path.parent.parent}`"
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != "gyre-manifest":
+        raise CorruptError(f"{path}: wanted a manifest of a Gyre run, got other JSON; is this the right folder?")
+    if document.get("sha256") != _checksum(document):
+        raise CorruptError(f"{path}: its checksum does not match; see `gyre verify {path.parent.parent}`")
+    if document["major"] > MAJOR:
+        raise SchemaError(
+            f"{path}: format {document['major']}, this release reads up to {MAJOR}; upgrade gyre-rl to read it"
+        )
+    if document["number"] != int(path.stem):
+        raise CorruptError(f"{path}: says it is number {document['number']}; it was copied or renamed")
+    tables = document["tables"]
+    return Manifest(
+        number=document["number"],
+        writer=document["writer"],
+        created_at=document["created_at"],
+        sealed={t: tuple(Sealed(**s) for s in v["sealed"]) for t, v in tables.items() if v["sealed"]},
+        open={t: tuple(v["open"]) for t, v in tables.items() if v["open"]},
+    )

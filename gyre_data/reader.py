@@ -1,0 +1,195 @@
+"""Reading a run.
+
+A `Run` is a snapshot: the newest manifest, its sealed segments, and its open segments up to their last good commit
+record. `refresh` moves it on. Within a snapshot every call's nodes and blobs are there, because they were synced before
+the call and are looked for after it. Columns are views of the memory-mapped files; nothing is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from . import manifest as manifests
+from .errors import ConfigError, CorruptError, SchemaError
+from .schema import arrow_schema, conform
+from .schema import table as declared_table
+from .segment import OpenSegment, Sealed, open_sealed, read_open
+
+__all__ = ["READ_ORDER", "Run", "unpack_blob"]
+
+_log = logging.getLogger(__name__)
+
+_RETRIES, _RETRY_S = 50, 0.02  # a writer between two steps of sealing is waited for at most a second
+
+# The reverse of the order in which a commit writes: what a row names is looked for after the row.
+READ_ORDER = (
+    "cells",
+    "steps",
+    "ledger",
+    "scores",
+    "executions",
+    "deliveries",
+    "calls",
+    "teacher_logprobs",
+    "top_logprobs",
+    "routed_experts",
+    "nodes",
+    "environments",
+    "blobs",
+)
+
+Batches = tuple[pa.Schema, list[pa.RecordBatch]]
+
+
+class Run:
+    """A snapshot of a run folder, read-only. Get one with `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._manifest = manifests.EMPTY
+        self._open: dict[tuple[str, str], OpenSegment] = {}
+        self._sealed: dict[tuple[str, str], Batches] = {}
+        self._tables: dict[str, pa.Table] = {}
+        self._blob_rows: dict[str, int] | None = None
+        self.refresh()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, manifest {self.manifest_number})"
+
+    @property
+    def manifest_number(self) -> int:
+        """Number of the manifest this snapshot was taken at."""
+        return self._manifest.number
+
+    @property
+    def manifest(self) -> manifests.Manifest:
+        """The manifest this snapshot was taken at."""
+        return self._manifest
+
+    @property
+    def open_segments(self) -> dict[tuple[str, str], OpenSegment]:
+        """The open segments of this snapshot by (table, stem), with what lies beyond their verified prefix."""
+        return dict(self._open)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What `run.json` says (endpoints, policy, tokenizer, ...), read anew; empty when there is none."""
+        try:
+            found = json.loads((self.path / "run.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise CorruptError(
+                f"{self.path / 'run.json'}: wanted a JSON object, got {error}; mend or remove it"
+            ) from error
+        return dict(found)
+
+    def refresh(self) -> bool:
+        """Take a new snapshot; True if anything was added. Only what is new is read and checked."""
+        for attempt in range(_RETRIES):
+            current = manifests.newest(self.path)
+            if current is None:
+                raise ConfigError(f"{self.path}: wanted a run folder, found no manifest in it; see `gyre ls`")
+            try:
+                return self._take(current, self._read_open(current))
+            except FileNotFoundError as error:
+                # Sealed or recovered since the manifest was read: the next one names it.
+                if attempt == _RETRIES - 1:
+                    raise CorruptError(
+                        f"{error.filename}: manifest {current.number} names this segment, but it is gone; "
+                        f"see `gyre verify {self.path}`"
+                    ) from error
+                time.sleep(_RETRY_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _take(self, current: manifests.Manifest, found: dict[tuple[str, str], OpenSegment]) -> bool:
+        changed = current.number != self._manifest.number or any(
+            key not in self._open or self._open[key].end != part.end for key, part in found.items()
+        )
+        if changed:
+            self._manifest, self._open = current, found
+            self._tables.clear()
+            self._blob_rows = None
+        return changed
+
+    def _read_open(self, current: manifests.Manifest) -> dict[tuple[str, str], OpenSegment]:
+        found: dict[tuple[str, str], OpenSegment] = {}
+        for name in READ_ORDER:
+            for stem in current.open.get(name, ()):
+                folder = self.path / name
+                log = (folder / f"{stem}.commit").read_bytes()
+                data = folder / f"{stem}.open"
+                if not data.exists():
+                    data = folder / f"{stem}.arrow"
+                part = read_open(data, log, self._open.get((name, stem)))
+                if part.damage is not None:
+                    _log.warning("%s: %s; the rows before it are used", data, part.damage)
+                found[name, stem] = part
+        return found
+
+    def table(self, name: str) -> pa.Table:
+        """All rows of table `name` with exactly the columns of this release, chunked as on disk; maybe no rows.
+
+        Never joined into one chunk: the chunks view the files. Raises CorruptError or SchemaError.
+        """
+        if name not in self._tables:
+            declared_table(name)
+            parts = [self._open_sealed(name, sealed) for sealed in self._manifest.sealed.get(name, ())]
+            for stem in self._manifest.open.get(name, ()):
+                part = self._open[name, stem]
+                if part.schema is not None:
+                    parts.append((part.schema, list(part.batches)))
+            tables = [_conformed(name, schema, batches) for schema, batches in parts]
+            self._tables[name] = pa.concat_tables(tables) if tables else arrow_schema(name).empty_table()
+        return self._tables[name]
+
+    def _open_sealed(self, name: str, sealed: Sealed) -> Batches:
+        key = (name, sealed.name)
+        if key not in self._sealed:
+            path = self.path / name / sealed.name
+            try:
+                self._sealed[key] = open_sealed(path, sealed)
+            except FileNotFoundError:
+                raise CorruptError(
+                    f"{path}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
+                ) from None
+        return self._sealed[key]
+
+    def blob(self, blob_id: str) -> bytes:
+        """The plain bytes of a blob, checked against their own hash; KeyError when the run does not hold it."""
+        blobs = self.table("blobs")
+        if self._blob_rows is None:
+            self._blob_rows = {key: i for i, key in enumerate(blobs.column("blob_id").to_pylist())}
+        row = self._blob_rows[blob_id]
+        data = blobs.column("data")[row].as_buffer()
+        codec, num_bytes = blobs.column("codec")[row].as_py(), blobs.column("num_bytes")[row].as_py()
+        plain = unpack_blob(blob_id, codec, num_bytes, data)
+        if hashlib.sha256(plain).hexdigest() != blob_id:
+            raise CorruptError(f"blob {blob_id}: its bytes hash to something else; see `gyre verify {self.path}`")
+        return plain
+
+
+def unpack_blob(blob_id: str, codec: str, num_bytes: int, data: pa.Buffer) -> bytes:
+    """Plain bytes of one row of `blobs`, not yet checked against the hash."""
+    if codec == "none":
+        return bytes(data)
+    if codec != "zstd":
+        raise SchemaError(f"blob {blob_id}: wanted codec zstd or none, got {codec!r}; upgrade gyre-rl to read it")
+    try:
+        return bytes(pa.Codec("zstd").decompress(data, decompressed_size=num_bytes, asbytes=True))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptError(f"blob {blob_id}: wanted zstd data, got damage ({error}); run `gyre verify`") from error
+
+
+def _conformed(name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> pa.Table:
+    stamp = json.loads((schema.metadata or {}).get(b"gyre", b"{}"))
+    if stamp.get("table", name) != name:
+        raise SchemaError(f"wanted a segment of table {name}, got one of {stamp['table']}; it lies in the wrong folder")
+    return conform(name, pa.Table.from_batches(batches, schema))

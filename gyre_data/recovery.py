@@ -1,0 +1,130 @@
+"""What the owner of a folder does with segments that a crash left open.
+
+The verified prefix becomes a sealed segment of the same stem. A pair whose every byte is in that sealed file is
+removed; any other pair goes to `quarantine/` as it is. Nothing is appended to, and no byte that was not copied is
+deleted.
+A crash during recovery is recovered from like any other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import manifest as manifests
+from .errors import ConfigError
+from .lock import is_locked
+from .segment import OpenSegment, Sealed, fsync_folder, read_open, write_sealed
+
+__all__ = ["QUARANTINE", "Recovered", "leftovers", "recover"]
+
+QUARANTINE = "quarantine"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered:
+    """What became of one left-over segment. `intact`: every byte of it was committed and is in the sealed file."""
+
+    table: str
+    stem: str
+    num_rows: int
+    intact: bool
+    detail: str
+
+
+def leftovers(run: Path, writer: str | None = None) -> list[tuple[str, str]]:
+    """(table, stem) of every segment open in the newest manifest or lying open on disk; of `writer` only if given."""
+    current = manifests.newest(run) or manifests.EMPTY
+    found = {(table, stem) for table, stems in current.open.items() for stem in stems}
+    for folder in run.iterdir():
+        if folder.is_dir() and folder.name not in (manifests.FOLDER, QUARANTINE):
+            found |= {(folder.name, p.stem) for p in folder.iterdir() if p.suffix in (".open", ".commit")}
+    return sorted(pair for pair in found if writer is None or pair[1].rpartition("-")[0] == writer)
+
+
+def recover(run: Path, pairs: Iterable[tuple[str, str]], writer: str) -> list[Recovered]:
+    """Seal the verified prefixes of `pairs`, publish them in one manifest, and put the pairs away."""
+    pairs = list(pairs)
+    if not pairs:
+        return []
+    for table, stem in pairs:
+        if is_locked(run / table / f"{stem}.commit"):
+            raise ConfigError(
+                f"{run}: wanted to recover {table}/{stem}, but a process still writes it; stop that worker first"
+            )
+    done = {(table, stem): _seal_prefix(run / table, stem) for table, stem in pairs}
+    published = {
+        (t, s.name.removesuffix(".arrow")): s
+        for t, many in (manifests.newest(run) or manifests.EMPTY).sealed.items()
+        for s in many
+    }
+
+    def change(base: manifests.Manifest) -> manifests.Manifest:
+        for (table, stem), (sealed, _) in done.items():
+            base = base.closed(table, stem, sealed or published.get((table, stem)))
+        return base
+
+    manifests.publish(run, change, writer)
+    return [_put_away(run, table, stem, sealed, found) for (table, stem), (sealed, found) in done.items()]
+
+
+def _seal_prefix(folder: Path, stem: str) -> tuple[Sealed | None, OpenSegment | None]:
+    """Write `<stem>.arrow` from the verified prefix of the pair; (None, None) when there is no data file of a pair."""
+    data, log, final = (folder / f"{stem}{suffix}" for suffix in (".open", ".commit", ".arrow"))
+    if not data.exists() and final.exists() and log.exists():
+        os.rename(final, data)  # sealed but maybe not published: take it back and do it again
+    if not data.exists():
+        return None, None
+    found = read_open(data, log.read_bytes() if log.exists() else b"")
+    if not found.num_rows or found.schema is None:
+        return None, found
+    return write_sealed(final, found.schema, found.batches), found
+
+
+def _put_away(run: Path, table: str, stem: str, sealed: Sealed | None, found: OpenSegment | None) -> Recovered:
+    data, log = run / table / f"{stem}.open", run / table / f"{stem}.commit"
+    intact = found is not None and found.damage is None and not found.log_tail
+    if intact and found is not None and found.data_tail:
+        # Bytes after the last commit are known only if they are the footer of the sealed file.
+        intact = sealed is not None and data.stat().st_size == sealed.num_bytes and _crc32(data) == sealed.crc32
+    if found is None:
+        intact = not log.exists() or not log.stat().st_size
+    detail = "every byte was committed"
+    if intact:
+        data.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+    else:
+        target = run / QUARANTINE / table
+        target.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (data, log):
+            if path.exists():
+                os.rename(path, _free(target / path.name))
+        fsync_folder(target)
+        tail = f"{found.data_tail} bytes of data and {found.log_tail} of log after it" if found else "no data file"
+        detail = f"{(found.damage if found else None) or 'uncommitted tail'}; {tail} are in {target}"
+        _log.warning("%s/%s: recovered %d committed rows; %s", table, stem, found.num_rows if found else 0, detail)
+    fsync_folder(run / table)
+    return Recovered(table=table, stem=stem, num_rows=found.num_rows if found else 0, intact=intact, detail=detail)
+
+
+def _free(path: Path) -> Path:
+    """`path`, or `path` with a number when a file of that name was quarantined before."""
+    number, free = 1, path
+    while free.exists():
+        free = path.with_name(f"{path.name}.{number}")
+        number += 1
+    return free
+
+
+def _crc32(path: Path) -> int:
+    crc32 = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            crc32 = zlib.crc32(piece, crc32)
+    return crc32

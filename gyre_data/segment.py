@@ -1,0 +1,355 @@
+"""One segment: an append-only Arrow file and its commit log.
+
+While it grows, `<stem>.open` holds the bytes of an Arrow IPC *file* without its footer, and `<stem>.commit` one
+20-byte record for each durable append: end offset (u64), rows (u32), CRC-32 of the bytes since the last record (u32),
+CRC-32 of the sixteen bytes before (u32), little-endian. A row exists if and only if its record and all records before
+it check out; the check comes before Arrow sees a byte, because Arrow takes flipped bits and zero-filled tails for data.
+Sealing adds the footer, checks the whole file, and renames it to `<stem>.arrow`.
+
+Guarantee: an append is all or nothing. After an OSError the segment takes no further append, and what was committed
+stays readable.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from .errors import CaptureError, CorruptError
+from .schema import arrow_schema
+
+__all__ = [
+    "HEAD_BYTES",
+    "RECORD_BYTES",
+    "OpenSegment",
+    "Record",
+    "Sealed",
+    "SegmentWriter",
+    "encode_record",
+    "fsync_folder",
+    "open_sealed",
+    "read_log",
+    "read_open",
+    "write_sealed",
+]
+
+RECORD = struct.Struct("<QIII")
+RECORD_BYTES = RECORD.size
+HEAD_BYTES = 8  # "ARROW1" and two zero bytes; what follows reads as an Arrow stream
+
+# Linux can leave out the inode's times; elsewhere a full fsync does the same job.
+_sync = getattr(os, "fdatasync", os.fsync)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One commit record, its own CRC already checked."""
+
+    end: int
+    num_rows: int
+    crc32: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sealed:
+    """A finished segment as a manifest names it."""
+
+    name: str
+    num_bytes: int
+    num_rows: int
+    crc32: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenSegment:
+    """The verified prefix of a growing segment: batches that view the file's own bytes, and what lies beyond them."""
+
+    batches: tuple[pa.RecordBatch, ...]
+    schema: pa.Schema | None  # None while nothing is committed
+    num_rows: int
+    end: int  # bytes of data verified
+    log_end: int  # bytes of log verified
+    data_tail: int  # bytes of data after the verified prefix
+    log_tail: int  # bytes of log after it
+    damage: str | None  # why the prefix ends before the log does; None when every record checks out
+
+
+def encode_record(end: int, num_rows: int, crc32: int) -> bytes:
+    """The 20 bytes of one commit record."""
+    head = RECORD.pack(end, num_rows, crc32, 0)[:-4]
+    return head + zlib.crc32(head).to_bytes(4, "little")
+
+
+def read_log(log: bytes) -> tuple[list[Record], str | None]:
+    """Records of a commit log up to the first that is torn or damaged, and why it stopped there (None at the end)."""
+    records: list[Record] = []
+    last = 0
+    for at in range(0, len(log), RECORD_BYTES):
+        piece = log[at : at + RECORD_BYTES]
+        if len(piece) < RECORD_BYTES:
+            return records, f"commit record {len(records)} is cut off after {len(piece)} bytes"
+        end, num_rows, crc32, own = RECORD.unpack(piece)
+        if zlib.crc32(piece[:-4]) != own or end <= last:
+            return records, f"commit record {len(records)} fails its own check"
+        records.append(Record(end=end, num_rows=num_rows, crc32=crc32))
+        last = end
+    return records, None
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names created in or removed from `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class _Tap:
+    """The file that Arrow's writer thinks it writes: keeps the bytes until they are taken."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def take(self) -> bytes:
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        return data
+
+
+class SegmentWriter:
+    """Writes one segment. Not thread-safe; the store serialises calls.
+
+    The commit log is locked (flock) while this object lives, so that no second writer or recovery touches the pair.
+    """
+
+    def __init__(self, folder: Path, stem: str, table: str) -> None:
+        """Create both files, empty; FileExistsError if the name was ever used."""
+        self.folder, self.stem, self.table = folder, stem, table
+        self.num_rows = 0
+        self.end = 0
+        self.broken: OSError | None = None
+        self._crc32 = 0
+        self._log_end = 0
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
+        self._log = os.open(self.log_path, flags, 0o600)
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._data = os.open(self.data_path, flags, 0o600)
+        except OSError:
+            os.close(self._log)
+            raise
+        self._tap = _Tap()
+        self._writer = pa.ipc.new_file(self._tap, arrow_schema(table))
+        fsync_folder(folder)
+
+    @property
+    def data_path(self) -> Path:
+        """Path of the growing data file."""
+        return self.folder / f"{self.stem}.open"
+
+    @property
+    def log_path(self) -> Path:
+        """Path of the commit log."""
+        return self.folder / f"{self.stem}.commit"
+
+    def append(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Make `batches` durable as one commit. On OSError nothing of them is kept and the segment is broken."""
+        if self.broken is not None:
+            raise CaptureError(
+                f"{self.data_path}: wanted to append, but it broke before ({self.broken}); start a new one"
+            )
+        for batch in batches:
+            self._writer.write_batch(batch)
+        num_rows = sum(batch.num_rows for batch in batches)
+        data = self._tap.take()
+        end = self.end + len(data)
+        try:
+            _write_all(self._data, data, self.end)
+            _write_all(self._log, encode_record(end, num_rows, zlib.crc32(data)), self._log_end)
+            _sync(self._data)
+            _sync(self._log)
+        except OSError as error:
+            self._break(error)
+            raise
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self.end, self._log_end = end, self._log_end + RECORD_BYTES
+        self.num_rows += num_rows
+
+    def _break(self, error: OSError) -> None:
+        """Cut both files back to the last good commit. No reader has mapped bytes beyond it."""
+        self.broken = error
+        for fd, end in ((self._log, self._log_end), (self._data, self.end)):
+            try:
+                os.ftruncate(fd, end)
+                _sync(fd)
+            except OSError:
+                # The commit record is not whole or not acknowledged; recovery decides by its CRC.
+                continue
+
+    def seal(self) -> Sealed:
+        """Add the footer, check every byte and value, and rename to `.arrow`. The commit log stays until published."""
+        self._writer.close()
+        footer = self._tap.take()
+        crc32, num_bytes = zlib.crc32(footer, self._crc32), self.end + len(footer)
+        try:
+            _write_all(self._data, footer, self.end)
+            os.fsync(self._data)
+            sealed = Sealed(name=f"{self.stem}.arrow", num_bytes=num_bytes, num_rows=self.num_rows, crc32=crc32)
+            open_sealed(self.data_path, sealed, full=True)
+            os.rename(self.data_path, self.folder / sealed.name)
+            fsync_folder(self.folder)
+        except OSError as error:
+            self._break(error)
+            raise
+        self.close()
+        return sealed
+
+    def close(self) -> None:
+        """Let go of both files; what was committed stays as it is."""
+        for fd in (self._data, self._log):
+            if fd >= 0:
+                os.close(fd)
+        self._data = self._log = -1
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def read_open(data_path: Path, log: bytes, known: OpenSegment | None = None) -> OpenSegment:
+    """Verify and read a growing segment up to its last good commit record in `log`.
+
+    `known` is an earlier result for the same file: only what came after it is checked and parsed again. Memory-maps
+    exactly the verified bytes, so a later truncation of the unacknowledged tail cannot hurt the reader.
+    """
+    records, damage = read_log(log)
+    skip = known.log_end // RECORD_BYTES if known else 0
+    if known and (len(records) < skip or (skip and records[skip - 1].end != known.end)):
+        raise CorruptError(
+            f"{data_path}: {known.num_rows} committed rows are gone from its commit log; run `gyre verify`"
+        )
+    end = known.end if known else 0
+    good = skip
+    with data_path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        wanted = min(size, records[-1].end) if records else 0
+        mapped = mmap.mmap(file.fileno(), wanted, access=mmap.ACCESS_READ) if wanted else b""
+    view = memoryview(mapped)
+    for record in records[skip:]:
+        if record.end > size or zlib.crc32(view[end : record.end]) != record.crc32:
+            damage = f"the bytes of commit {good} ({end}..{record.end}) are not the ones committed"
+            break
+        end, good = record.end, good + 1
+    fresh = records[skip:good]
+    schema, batches = _parse(pa.py_buffer(mapped), known.end if known else 0, end, known.schema if known else None)
+    num_rows = sum(record.num_rows for record in fresh)
+    if num_rows != sum(batch.num_rows for batch in batches):
+        raise CorruptError(f"{data_path}: its commit log counts {num_rows} rows, its batches differ; run `gyre verify`")
+    return OpenSegment(
+        batches=(known.batches if known else ()) + tuple(batches),
+        schema=schema,
+        num_rows=(known.num_rows if known else 0) + num_rows,
+        end=end,
+        log_end=good * RECORD_BYTES,
+        data_tail=size - end,
+        log_tail=len(log) - good * RECORD_BYTES,
+        damage=damage,
+    )
+
+
+def _parse(
+    buffer: pa.Buffer, start: int, end: int, schema: pa.Schema | None
+) -> tuple[pa.Schema | None, list[pa.RecordBatch]]:
+    """Batches in the verified bytes [start, end); the schema message comes first when `start` is 0."""
+    batches: list[pa.RecordBatch] = []
+    if end <= start:
+        return schema, batches
+    reader = pa.BufferReader(buffer.slice(0, end))
+    reader.seek(start or HEAD_BYTES)
+    if schema is None:
+        schema = pa.ipc.read_schema(reader)
+    while reader.tell() < end:
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
+        batch.validate(full=True)
+        batches.append(batch)
+    return schema, batches
+
+
+def open_sealed(path: Path, sealed: Sealed, *, full: bool = False) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Schema and batches of a sealed segment, viewing the memory-mapped file.
+
+    The size is always held against the manifest, and every batch's structure is validated, so that damaged offsets
+    raise CorruptError instead of reading outside the file. `full` also checks the CRC of every byte.
+    """
+    try:
+        size = path.stat().st_size
+        if size != sealed.num_bytes:
+            raise CorruptError(f"{path}: wanted {sealed.num_bytes} bytes, found {size}; restore the file from a copy")
+        mapped = pa.memory_map(str(path), "r")
+        if full and (crc32 := zlib.crc32(memoryview(mapped.read_buffer()))) != sealed.crc32:
+            raise CorruptError(
+                f"{path}: wanted CRC-32 {sealed.crc32:08x}, got {crc32:08x}: bytes changed after sealing; "
+                "restore the file from a copy"
+            )
+        reader = pa.ipc.open_file(mapped)
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        for batch in batches:
+            batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise CorruptError(
+            f"{path}: wanted an Arrow file, got damage ({error}); restore the file from a copy"
+        ) from error
+    num_rows = sum(batch.num_rows for batch in batches)
+    if num_rows != sealed.num_rows:
+        raise CorruptError(f"{path}: wanted {sealed.num_rows} rows, found {num_rows}; restore the file from a copy")
+    return reader.schema, batches
+
+
+def write_sealed(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> Sealed:
+    """Write a finished segment of `batches` beside its final name, check it, and rename it into place."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    tap = _Tap()
+    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    crc32 = end = 0
+    try:
+        with pa.ipc.new_file(tap, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                data = tap.take()
+                _write_all(fd, data, end)
+                crc32, end = zlib.crc32(data, crc32), end + len(data)
+        data = tap.take()
+        _write_all(fd, data, end)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    crc32, end = zlib.crc32(data, crc32), end + len(data)
+    sealed = Sealed(name=path.name, num_bytes=end, num_rows=sum(b.num_rows for b in batches), crc32=crc32)
+    open_sealed(temporary, sealed, full=True)
+    os.rename(temporary, path)
+    fsync_folder(path.parent)
+    return sealed

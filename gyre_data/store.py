@@ -1,0 +1,38 @@
+"""The door to runs on disk: `open` reads one, `RunWriter` makes one, `find_run` says which one a command means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from . import manifest as manifests
+from .errors import ConfigError
+from .reader import Run
+from .writer import RunWriter
+
+__all__ = ["Run", "RunWriter", "find_run", "open"]
+
+
+def open(path: str | Path) -> Run:
+    """Open the run folder at `path` for reading, live or finished. ConfigError when it is not a run folder."""
+    return Run(Path(path))
+
+
+def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
+    """The run folder a command means: `arg`, or without it the run made last under `root`, by its `run.json`."""
+    if arg is not None:
+        if not manifests.numbers(Path(arg)):
+            raise ConfigError(f"wanted a run folder, {arg} holds no manifest; `gyre ls` lists the runs under ./{root}")
+        return Path(arg)
+    found = [(_created_at(path), path) for path in Path(root).glob("*/run.json")]
+    found = [(created_at, path) for created_at, path in found if manifests.numbers(path.parent)]
+    if not found:
+        raise ConfigError(f"wanted a run folder, got none and ./{root} holds no run; record one with `gyre demo`")
+    return max(found)[1].parent
+
+
+def _created_at(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_bytes()).get("created_at", ""))
+    except (ValueError, AttributeError):
+        return ""
