@@ -59,7 +59,10 @@ def write_tool(workspace: Path, path: str, text: str) -> str:
 
 
 class Agent:
-    """One conversation: asks, runs the tools it is told to, asks again; compacts once after `compact_after` rounds (0 = never)."""
+    """One conversation: asks, runs the tools it is told to, asks again.
+
+    After `compact_after` rounds (0 = never) it compacts once.
+    """
 
     def __init__(self, ask: Ask, workspace: Path, *, name: str | None = None, compact_after: int = 0) -> None:
         self.ask, self.workspace, self.name, self.compact_after = ask, workspace, name, compact_after

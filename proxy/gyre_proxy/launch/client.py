@@ -1,0 +1,94 @@
+"""Client of the proxy's HTTP API, for launchers and for own harnesses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gyre_data.errors import ConfigError, EngineError
+
+__all__ = ["ProxyClient", "endpoint_of"]
+
+
+def endpoint_of(run: Path) -> str | None:
+    """The proxy's address in the run's `run.json`, or None when the folder has none yet. It may be down."""
+    try:
+        info = json.loads((run / "run.json").read_text())
+    except FileNotFoundError:
+        return None
+    proxy = info.get("endpoints", {}).get("proxy")
+    return str(proxy) if proxy else None
+
+
+class ProxyClient:
+    """Calls of the API, one method each. A proxy that is down for up to `patience_s` seconds is waited for.
+
+    Only requests that are safe to send twice are repeated: every POST here is idempotent on the proxy's side.
+    """
+
+    def __init__(self, endpoint: str, key: str | None = None, *, patience_s: float = 60.0) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.endpoint, self.patience_s = endpoint.rstrip("/"), patience_s
+        self._http = httpx.AsyncClient(base_url=self.endpoint, headers=headers, timeout=30.0)
+
+    async def __aenter__(self) -> ProxyClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def _send(self, method: str, path: str, body: Any = None) -> Any:
+        deadline = asyncio.get_running_loop().time() + self.patience_s
+        while True:
+            try:
+                answer = await self._http.request(method, path, json=body)
+                break
+            except httpx.TransportError as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    came = type(error).__name__
+                    raise EngineError(
+                        f"wanted the proxy at {self.endpoint}, got {came}; start `gyre proxy` on this run"
+                    ) from error
+                await asyncio.sleep(0.2)
+        if answer.status_code >= 400:
+            raise ConfigError(f"{method} {path}: the proxy refused with {answer.status_code}: {answer.text[:500]}")
+        return answer.json()
+
+    async def create_group(self, task: str, size: int, group: str) -> str:
+        """Create a group, or find it again by its id."""
+        return str((await self._send("POST", "/api/groups", {"id": group, "task": task, "size": size}))["id"])
+
+    async def create_execution(self, **fields: Any) -> dict[str, Any]:
+        """Queue an execution; fields are task, group, sample_index, harness, attributes."""
+        return dict(await self._send("POST", "/api/executions", fields))
+
+    async def executions(self, group: str | None = None) -> list[dict[str, Any]]:
+        """Executions known to the proxy: id, task, group, sample_index, state, end_reason, scored."""
+        query = f"?group={group}" if group else ""
+        return list((await self._send("GET", f"/api/executions{query}"))["executions"])
+
+    async def claim(self, limit: int) -> list[dict[str, Any]]:
+        """Take up to `limit` queued executions; each comes with base_url and key."""
+        return list((await self._send("POST", "/api/executions/claim", {"limit": limit}))["executions"])
+
+    async def end(self, execution: str, reason: str) -> None:
+        """Say that an execution ended, and why."""
+        await self._send("POST", f"/api/executions/{execution}/end", {"reason": reason})
+
+    async def environment(self, execution: str, kind: str, digest: str, location: str) -> str:
+        """Record a state of the workspace; returns its id, which later calls of the execution carry."""
+        body = {"kind": kind, "digest": digest, "location": location}
+        return str((await self._send("POST", f"/api/executions/{execution}/environments", body))["state_id"])
+
+    async def score(self, execution: str, **fields: Any) -> str:
+        """Append a verdict; returns its id."""
+        return str((await self._send("POST", f"/api/executions/{execution}/scores", fields))["score_id"])
+
+    async def events(self, start: int) -> tuple[list[dict[str, Any]], int]:
+        """Events from sequence number `start` on, and the number to ask for next."""
+        answer = await self._send("GET", f"/api/events?from={start}")
+        return list(answer["events"]), int(answer["next"])

@@ -1,0 +1,105 @@
+"""The `gyre run` and `gyre record` commands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gyre_data.errors import ConfigError
+
+from .child import answers, gyre_child
+from .client import ProxyClient, endpoint_of
+from .record import record as record_client
+from .show import Board
+from .supervisor import RunResult, Supervisor
+from .tasks import Task, load_tasks, split_command
+
+__all__ = ["record", "run"]
+
+RunOption = Annotated[Path, typer.Option("--run", help="Run folder; its run.json names the proxy.")]
+EngineOption = Annotated[list[str] | None, typer.Option("--engine", help="Engine URL; starts a proxy for this run.")]
+TokenizerOption = Annotated[Path | None, typer.Option(help="Folder of the served model; with --engine.")]
+KeyOption = Annotated[str | None, typer.Option(envvar="GYRE_KEY", help="Key of the proxy, when it has one.")]
+
+
+@contextmanager
+def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None, port: int = 8765) -> Iterator[str]:
+    """Give the address of the run's proxy: the one that is up, else one started for the block."""
+    found = endpoint_of(run)
+    if found and answers(f"{found}/api/status"):
+        yield found
+        return
+    if not engines or tokenizer is None:
+        raise ConfigError(
+            f"no proxy is up for {run}; start `gyre proxy --run {run} --engine URL --tokenizer DIR`, "
+            "or give --engine and --tokenizer here"
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    address = found or f"http://127.0.0.1:{port}"
+    chosen = address.rsplit(":", 1)[1]
+    arguments = ["proxy", "--run", str(run), "--tokenizer", str(tokenizer), "--port", chosen]
+    for engine in engines:
+        arguments += ["--engine", engine]
+    with gyre_child(arguments, run / "proxy.log", f"{address}/api/status"):
+        yield address
+
+
+def run(
+    tasks: Annotated[Path, typer.Option("-p", "--tasks", help="tasks.toml, or the folder that holds it.")],
+    run: RunOption = Path("runs/default"),
+    harness: Annotated[str | None, typer.Option("-a", "--harness", help="Harness command for every task.")] = None,
+    attempts: Annotated[int, typer.Option("-k", "--attempts", min=1, help="Executions of each task.")] = 1,
+    concurrency: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Executions at once.")] = 4,
+    states_every: Annotated[int, typer.Option(min=0, help="Capture the workspace every N calls; 0 = ends only.")] = 0,
+    engine: EngineOption = None,
+    tokenizer: TokenizerOption = None,
+    key: KeyOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
+) -> None:
+    """Run a harness on tasks, several executions each. The same command goes on where it was stopped."""
+    loaded = load_tasks(tasks)
+    command = split_command(harness, "--harness") if harness else None
+    with proxy_for(run, engine, tokenizer) as endpoint, Board(quiet=as_json, total=attempts * len(loaded)) as board:
+        options = {"attempts": attempts, "concurrency": concurrency, "states_every": states_every}
+        result = asyncio.run(_run(endpoint, key, run, loaded, command, options, board))
+    if as_json:
+        sys.stdout.write(json.dumps({"ended": dict(result.ended), "verdicts": dict(result.verdicts)}) + "\n")
+
+
+async def _run(
+    endpoint: str,
+    key: str | None,
+    run: Path,
+    tasks: Sequence[Task],
+    command: tuple[str, ...] | None,
+    options: Mapping[str, int],
+    board: Board,
+) -> RunResult:
+    async with ProxyClient(endpoint, key) as client:
+        return await Supervisor(client, run, tasks, harness=command, on_change=board.update, **options).run()
+
+
+def record(
+    words: Annotated[list[str], typer.Argument(help="claude, pi, or any command; flags of it after --.")],
+    run: RunOption = Path("runs/default"),
+    engine: EngineOption = None,
+    tokenizer: TokenizerOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Start one client through the proxy and record it: `gyre record claude`, `gyre record -- mini -t "..."`."""
+    with proxy_for(run, engine, tokenizer) as endpoint:
+        execution, status = asyncio.run(_record(endpoint, key, run, words))
+    sys.stderr.write(f"recorded {execution} in {run}   next: gyre tree {run} {execution}\n")
+    raise typer.Exit(status)
+
+
+async def _record(endpoint: str, key: str | None, run: Path, words: list[str]) -> tuple[str, int]:
+    async with ProxyClient(endpoint, key) as client:
+        return await record_client(client, run, words)
