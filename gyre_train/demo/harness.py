@@ -16,6 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+__all__ = [
+    "AGENT",
+    "GO_ON",
+    "RUN",
+    "SUMMARISE",
+    "WRITE",
+    "Agent",
+    "Ask",
+    "anthropic_ask",
+    "main",
+    "run_tool",
+    "write_tool",
+]
+
 SYSTEM = "You keep the book of a small warehouse. Use the tools. Be brief."
 HELPER_SYSTEM = "You help the book keeper of a small warehouse. Use the tools. Be brief."
 SUMMARISE = "Summarise what you know so far, so that the work can go on from your summary alone."

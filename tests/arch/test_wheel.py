@@ -1,0 +1,42 @@
+"""The wheel holds exactly our four packages and lives beside PyPI's `proxy.py`, whose module is called `proxy`."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("*.whl"))
+
+
+def test_top_level_names_are_the_four_packages(wheel: Path) -> None:
+    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {n for n in names if not n.endswith(".dist-info")} == {"gyre_data", "gyre_proxy", "gyre_sched", "gyre_train"}
+
+
+def test_it_installs_beside_proxy_py(wheel: Path, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(wheel), "proxy.py"]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    check = (
+        f"import sys; sys.path.insert(0, {str(target)!r})\n"
+        "import proxy, gyre_proxy, gyre_data, importlib.metadata as m\n"
+        "assert 'gyre' not in proxy.__file__, proxy.__file__\n"
+        "owners = m.packages_distributions()\n"
+        "print([owners[n] for n in ('gyre_data', 'gyre_proxy', 'gyre_sched', 'gyre_train', 'proxy')])\n"
+    )
+    # -S: the editable install of the checkout must not stand in for the wheel.
+    run = [sys.executable, "-S", "-c", check]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, env={}, check=False)
+    assert done.stdout.strip() == str([["gyre-rl"]] * 4 + [["proxy.py"]]), done.stdout + done.stderr
