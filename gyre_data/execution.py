@@ -1,0 +1,154 @@
+"""What a run says about its executions: event rows merged into one record each, and the `Execution` handle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from .errors import DataError
+from .rows import events_from, scores_from
+from .schema import AgentRole, EndReason, NodeKind
+from .tree import Forest, Tables, Tree
+from .types import ExecutionEvent, Ints, Score
+
+__all__ = ["Execution", "ExecutionInfo", "Path", "executions", "find"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionInfo:
+    """An execution as its event rows tell it; later rows add to earlier ones, null never overwrites."""
+
+    execution_id: str
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    end_reason: EndReason | None = None
+    group_id: str | None = None
+    task_id: str | None = None
+    sample_index: int | None = None
+    harness: str | None = None
+    harness_version: str | None = None
+    launcher: str | None = None
+    dispatch_policy_id: str | None = None
+    dispatch_version: int | None = None
+    attributes: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """True until an `ended` row is there."""
+        return self.ended_at is None
+
+    def merged(self, event: ExecutionEvent) -> ExecutionInfo:
+        """Return this record with the row's values laid over it."""
+        names = (n for n in self.__slots__ if n not in ("execution_id", "started_at", "ended_at"))
+        new: dict[str, Any] = {n: value for n in names if (value := getattr(event, n)) is not None}
+        if event.event == "ended":
+            new["ended_at"] = event.at
+        elif self.started_at is None:
+            new["started_at"] = event.at
+        return replace(self, **new)
+
+
+def executions(run: Tables) -> dict[str, ExecutionInfo]:
+    """Every execution of the run by id, oldest first; one that has calls but no event row is there too."""
+    found: dict[str, ExecutionInfo] = {}
+    for event in events_from(run.table("executions")):
+        found[event.execution_id] = found.get(
+            event.execution_id, ExecutionInfo(execution_id=event.execution_id)
+        ).merged(event)
+    for execution_id in sorted(set(run.table("calls").column("execution_id").unique().to_pylist()) - set(found)):
+        found[execution_id] = ExecutionInfo(execution_id=execution_id)
+    return found
+
+
+def find(ids: Iterable[str], prefix: str) -> str:
+    """Return the one id that starts with `prefix` (its `e_` may be left out); raise DataError unless it is one."""
+    ids = list(ids)
+    if prefix in ids:
+        return prefix
+    hits = [name for name in ids if name.startswith(prefix) or name.removeprefix("e_").startswith(prefix)]
+    if len(hits) == 1:
+        return hits[0]
+    came = f"{len(hits)} executions start with it ({', '.join(hits[:5])})" if hits else "no execution starts with it"
+    raise DataError(f"wanted one execution for {prefix!r}, but {came}; give a longer prefix, see `gyre ls`")
+
+
+class Execution:
+    """One execution of a run: its record, tree, scores and paths, each loaded when first used."""
+
+    def __init__(self, run: Tables, info: ExecutionInfo, forest: Forest | None = None) -> None:
+        self.run, self.info = run, info
+        self._forest = forest
+
+    @classmethod
+    def load(cls, run: Tables, prefix: str) -> Execution:
+        """Find an execution of `run` by a unique prefix of its id."""
+        known = executions(run)
+        return cls(run, known[find(known, prefix)])
+
+    def __repr__(self) -> str:
+        return f"Execution({self.execution_id!r})"
+
+    @property
+    def execution_id(self) -> str:
+        """The full id."""
+        return self.info.execution_id
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The tree of this execution; raises DataError when it has no calls yet."""
+        return (self._forest or Forest(self.run)).tree(self.execution_id)
+
+    @cached_property
+    def scores(self) -> tuple[Score, ...]:
+        """All verdicts, oldest first."""
+        return tuple(s for s in scores_from(self.run.table("scores")) if s.execution_id == self.execution_id)
+
+    @property
+    def main(self) -> Path:
+        """The path to the newest output of the main agent."""
+        for call in reversed(self.tree.calls):
+            if call.agent_role == AgentRole.MAIN and (leaf := self.tree.output(call)) is not None:
+                return Path(self, leaf)
+        raise DataError(
+            f"execution {self.execution_id} has no output of a main agent; see `gyre tree {self.execution_id}`"
+        )
+
+    def path(self, node_id: str) -> Path:
+        """The path that ends with this node."""
+        if node_id not in self.tree.index:
+            raise DataError(f"wanted a node of execution {self.execution_id}, got {node_id!r}; see `gyre tree --json`")
+        return Path(self, self.tree.index[node_id])
+
+
+class Path:
+    """Root to one node: the exact context of a call with its reply."""
+
+    def __init__(self, execution: Execution, leaf: int) -> None:
+        self.execution, self.leaf = execution, leaf
+
+    @property
+    def nodes(self) -> Ints:
+        """Indices into the tree, root first."""
+        return self.execution.tree.path(self.leaf)
+
+    @property
+    def token_ids(self) -> Ints:
+        """The ids along the path."""
+        return self.execution.tree.path_ids(self.leaf)
+
+    def messages(self) -> list[Any]:
+        """The path as chat: canonical messages in order, decoded from the run's blobs."""
+        tree, blob = self.execution.tree, getattr(self.execution.run, "blob", None)
+        if blob is None:
+            raise DataError("messages need a run on disk; wanted something with blob(id), see gyre_data.open")
+        names: Sequence[str] = [
+            name
+            for i in self.nodes
+            if tree.kind_N[i] != NodeKind.GENERATION_PROMPT
+            for name in tree.message_blobs(int(i))
+        ]
+        return [json.loads(blob(name)) for name in names]

@@ -1,0 +1,165 @@
+"""Verdicts on executions: append-only rows, the latest scored row of each evaluator counts.
+
+A missing verdict is never a zero: an evaluator that failed, was skipped, or gave something that is not a number leaves
+the execution without a reward, with a reason.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from .eligible import Reason
+from .errors import ConfigError
+from .rows import scores_from
+from .schema import ScoreStatus
+from .tree import Tables
+from .types import Score
+
+__all__ = ["Reward", "evaluator_weights", "latest_scored", "make_score", "reward", "score", "scores_by_execution"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reward:
+    """R of one execution with the rows it came from, or why there is none."""
+
+    value: float | None = None
+    score_ids: tuple[str, ...] = ()
+    partial: bool = False
+    reason: Reason | None = None
+    detail: str = ""
+
+
+def make_score(
+    execution_id: str,
+    value: float | None,
+    *,
+    evaluator: str,
+    version: str | None = None,
+    status: ScoreStatus | str | None = None,
+    partial: bool | None = None,
+    state_id: str | None = None,
+    config_digest: str | None = None,
+    detail: str | None = None,
+) -> Score:
+    """Build a row of `scores`; `evaluator` may be `name@version`. Status defaults to scored.
+
+    Raises ConfigError for a value that is not a finite number, a scored row without a value, and a value on a row that
+    was not scored.
+    """
+    name, _, named_version = evaluator.partition("@")
+    status = ScoreStatus.SCORED if status is None else ScoreStatus(status)
+    if not name:
+        raise ConfigError(f"wanted an evaluator's name, got {evaluator!r}; write NAME or NAME@VERSION")
+    if status == ScoreStatus.SCORED and (value is None or not math.isfinite(value)):
+        came = "no value" if value is None else f"{value}, which is not a number"
+        raise ConfigError(
+            f"wanted a finite score of {execution_id} from {name}, got {came}; record status=failed instead of a guess"
+        )
+    if status != ScoreStatus.SCORED and value is not None:
+        raise ConfigError(f"wanted no value on a {status} row of {name}, got {value}; leave the value out")
+    return Score(
+        score_id=f"s_{secrets.token_hex(10)}",
+        execution_id=execution_id,
+        evaluator=name,
+        evaluator_version=version or named_version or None,
+        config_digest=config_digest,
+        status=status,
+        value=None if value is None else float(value),
+        partial=partial,
+        state_id=state_id,
+        detail=detail,
+        at=datetime.now(UTC),
+    )
+
+
+def score(target: Any, execution: Any, value: float | None, *, evaluator: str, **more: Any) -> Score:
+    """Append a verdict durably and return its row; `more` as in `make_score`.
+
+    `target` is a writer that holds the run's lock, or a run (or its path), which is then locked for this one row.
+    `execution` is an id, or anything with an `execution_id`.
+    """
+    row = make_score(getattr(execution, "execution_id", execution), value, evaluator=evaluator, **more)
+    if hasattr(target, "append"):
+        target.append([row])
+        target.commit()
+        return row
+    from .store import RunWriter  # loaded here: reading and admission need no writer
+
+    writer = RunWriter(getattr(target, "path", target), create=False)
+    try:
+        writer.append([row])
+        writer.commit()
+    finally:
+        writer.close()
+    return row
+
+
+def scores_by_execution(run: Tables) -> dict[str, list[Score]]:
+    """All verdicts of a run by execution, oldest first."""
+    found: dict[str, list[Score]] = {}
+    for row in scores_from(run.table("scores")):
+        found.setdefault(row.execution_id, []).append(row)
+    return found
+
+
+def latest_scored(rows: Iterable[Score], evaluator: str) -> Score | None:
+    """The latest scored row of an evaluator, given as `name` or `name@version`; None when it never scored."""
+    scored = [row for row in _of(rows, evaluator) if row.status == ScoreStatus.SCORED]
+    return max(scored, key=lambda row: (row.at, row.score_id)) if scored else None
+
+
+def evaluator_weights(rows: Iterable[Score], wanted: Mapping[str, float] | None) -> dict[str, float]:
+    """The evaluators that make the reward: those wanted, else the only one there is.
+
+    Raises ConfigError when several evaluators scored and none was named: the choice is not ours to guess.
+    """
+    names = sorted({row.evaluator for row in rows})
+    if wanted is not None:
+        bad = [f"{name}={weight}" for name, weight in wanted.items() if not math.isfinite(weight)]
+        if bad or not wanted:
+            raise ConfigError(f"wanted evaluators with finite weights, got {', '.join(bad) or 'none'}; known: {names}")
+        return dict(wanted)
+    if len(names) > 1:
+        raise ConfigError(
+            f"wanted to know which evaluator is the reward, the runs hold {', '.join(names)}; "
+            f"set evaluators, for example {{{names[0]!r}: 1.0}}"
+        )
+    return dict.fromkeys(names, 1.0)
+
+
+def reward(rows: Iterable[Score], weights: Mapping[str, float]) -> Reward:
+    """R = weighted sum over the evaluators of their latest scored rows; every one of them must have scored."""
+    rows = list(rows)
+    if not weights:
+        return Reward(reason=Reason.NO_SCORE, detail="no evaluator result")
+    used: list[tuple[float, Score]] = []
+    for evaluator, weight in weights.items():
+        row = latest_scored(rows, evaluator)
+        if row is None:
+            return _missing(list(_of(rows, evaluator)), evaluator)
+        if row.value is None or not math.isfinite(row.value):
+            return Reward(reason=Reason.NOT_A_NUMBER, detail=f"{evaluator} gave {row.value}: not a number")
+        used.append((weight, row))
+    return Reward(
+        value=math.fsum(weight * row.value for weight, row in used if row.value is not None),
+        score_ids=tuple(row.score_id for _, row in used),
+        partial=any(bool(row.partial) for _, row in used),
+    )
+
+
+def _missing(tried: list[Score], evaluator: str) -> Reward:
+    if not tried:
+        return Reward(reason=Reason.NO_SCORE, detail=f"no evaluator result: {evaluator} never ran")
+    last = max(tried, key=lambda row: (row.at, row.score_id))
+    told = f"no evaluator result: {evaluator} {last.status}" + (f" ({last.detail})" if last.detail else "")
+    return Reward(reason=Reason.EVALUATOR_FAILED if last.status == ScoreStatus.FAILED else Reason.NO_SCORE, detail=told)
+
+
+def _of(rows: Iterable[Score], evaluator: str) -> Iterable[Score]:
+    name, _, version = evaluator.partition("@")
+    return (row for row in rows if row.evaluator == name and (not version or row.evaluator_version == version))
