@@ -35,7 +35,7 @@ from gyre_data.schema import (
     ScoreStatus,
     arrow_schema,
 )
-from gyre_data.types import Attempt, Call, Delivery, ExecutionEvent, Node, Score, VersionSpan
+from gyre_data.types import ROW_TYPES, Attempt, Call, Delivery, ExecutionEvent, Node, Score, VersionSpan
 
 __all__ = ["ExecutionBuilder", "Forest", "Made", "forests", "to_table"]
 
@@ -68,13 +68,13 @@ class Made:
 class Forest:
     """A run in memory with `table(name)`, as the readers of gyre_data want it."""
 
-    rows: dict[str, list[Any]] = field(default_factory=dict)
+    rows: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ROW_TYPES})
     path: Path = Path("runs/forest")
     _count: int = 0
     _seconds: float = 0.0
 
     def add(self, name: str, row: Any) -> None:
-        self.rows.setdefault(name, []).append(row)
+        self.rows[name].append(row)
 
     def next_id(self, prefix: str, width: int = 20) -> str:
         self._count += 1
@@ -86,7 +86,7 @@ class Forest:
         return START + timedelta(seconds=self._seconds)
 
     def table(self, name: str) -> pa.Table:
-        return to_table(name, self.rows.get(name, []))
+        return to_table(name, self.rows[name])
 
     def shuffled(self, seed: int) -> Forest:
         """The same run with the rows of every table in another order."""
