@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from gyre_data.child import answers, gyre_child
 from gyre_data.errors import ConfigError
 
-from .child import answers, gyre_child
 from .client import ProxyClient, endpoint_of
 from .record import record as record_client
 from .show import Board

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +12,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gyre_data.errors import EngineError
+from .errors import EngineError, GyreError
 
-__all__ = ["answers", "gyre_child"]
+__all__ = ["answers", "free_port", "gyre_child", "run_gyre"]
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def answers(url: str) -> bool:
@@ -27,12 +35,26 @@ def answers(url: str) -> bool:
         return False
 
 
+def _command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "gyre_data", *arguments]
+
+
+def run_gyre(arguments: Sequence[str], log: Path) -> str:
+    """Run `gyre ARGUMENTS` to its end and return what it printed; stderr goes to `log`. Raise when it fails."""
+    with log.open("ab") as errors:
+        done = subprocess.run(_command(arguments), stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+    if done.returncode != 0:
+        tail = (log.read_text(errors="replace") + done.stdout)[-800:].strip()
+        raise GyreError(f"`gyre {' '.join(arguments)}` exited {done.returncode}; its log {log} ends:\n{tail}")
+    return done.stdout
+
+
 @contextmanager
 def gyre_child(arguments: Sequence[str], log: Path, ready_url: str, wait_s: float = 60.0) -> Iterator[None]:
     """Run `gyre ARGUMENTS` until the block ends; enter it once `ready_url` answers. Its output goes to `log`."""
     with log.open("ab") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "gyre_data", *arguments],
+            _command(arguments),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
