@@ -1,4 +1,4 @@
-"""Start real SGLang on the CPU with the flags that are known to work: tools/sglang/serve.py VENV MODEL_DIR PORT [FLAG ...]
+"""Start real SGLang on the CPU: tools/sglang/serve.py VENV MODEL_DIR PORT [FLAG ...]
 
 The process becomes the server (exec), so whoever started it stops it with SIGTERM. Extra flags go to SGLang as they are
 and win over these. `--sleep-on-idle` keeps an idle server from burning a core.

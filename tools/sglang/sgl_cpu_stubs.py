@@ -1,7 +1,7 @@
 """Import stand-ins that let SGLang start on a machine without a GPU.
 
-SGLang imports `torchvision` and `sgl_kernel` at module top even where a text model on the CPU never calls them. A finder
-at the end of `sys.meta_path` hands out empty modules for these two names, so a really installed package still wins.
+SGLang imports `torchvision` and `sgl_kernel` at module top even where a text model on the CPU never calls them. A
+finder at the end of `sys.meta_path` hands out empty modules for these two names, so a really installed package wins.
 Anything that is in fact called raises NotImplementedError with its own name: nothing is silently wrong.
 """
 

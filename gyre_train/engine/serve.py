@@ -1,0 +1,82 @@
+"""Run the embedded engine as a server process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import uvicorn
+
+from gyre_data.errors import ConfigError
+
+from .loop import EngineLoop, LoopSettings
+from .model import Model
+from .server import build_app
+
+__all__ = ["EngineSettings", "build_loop", "serve"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """What `gyre engine` was asked for."""
+
+    model_dir: str
+    weight_version: str = "base:0"
+    max_running: int = 16
+    max_queued: int = 256
+    context_length: int | None = None
+    """None means the model's own."""
+    cache_bytes: int = 2 << 30
+    """Memory for keys and values, running and cached together."""
+    threads: int | None = None
+    """None means all cores but one, which is left to the proxy and the harnesses."""
+
+
+def build_loop(settings: EngineSettings) -> EngineLoop:
+    """Load the model and make its loop, not yet started."""
+    model = Model(settings.model_dir)
+    context = settings.context_length or model.context_length
+    if not 16 <= context <= model.context_length:
+        raise ConfigError(
+            f"the context length must lie in [16, {model.context_length}] for {settings.model_dir}, got {context}"
+        )
+    for name, value in (("max_running", settings.max_running), ("max_queued", settings.max_queued)):
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")
+    return EngineLoop(
+        model,
+        LoopSettings(
+            context_length=context,
+            max_running=settings.max_running,
+            max_queued=settings.max_queued,
+            max_total_tokens=max(context, settings.cache_bytes // model.kv_bytes_per_token),
+            threads=settings.threads or max(1, (os.cpu_count() or 1) - 1),
+        ),
+        settings.weight_version,
+    )
+
+
+def serve(settings: EngineSettings, *, host: str, port: int) -> None:
+    """Serve until SIGINT or SIGTERM; open requests then end with what they have."""
+    loop = build_loop(settings)
+    loop.start()
+    config = uvicorn.Config(
+        build_app(loop), host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, access_log=False
+    )
+    try:
+        _Server(config, loop).run()
+    finally:
+        loop.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends open requests before it waits for their connections, so that their clients get what was sampled."""
+
+    def __init__(self, config: uvicorn.Config, loop: EngineLoop) -> None:
+        super().__init__(config)
+        self._loop = loop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop.abort(None)
+        await super().shutdown(sockets)

@@ -1,0 +1,127 @@
+"""The JSON of SGLang's native API: requests in, replies out. No model, no sockets.
+
+A reply has no `text`: the engine is token-in, token-out, as SGLang with `--skip-tokenizer-init`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gyre_data.errors import ConfigError
+
+from .sampling import SamplingParams, parse_sampling
+from .sequence import Sequence
+
+__all__ = ["GenerateRequest", "parse_generate", "reply", "request_object"]
+
+# Fields that change nothing here, at any value.
+_IGNORED = frozenset(
+    {
+        "conversation_id",
+        "custom_labels",
+        "log_metrics",
+        "no_logs",
+        "priority",
+        "return_text_in_logprobs",
+        "routing_key",
+    }
+)
+_OWN = frozenset(
+    {"rid", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "stream", "extra_key", "cache_salt"}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """One checked body of POST /generate."""
+
+    rid: str
+    prompt_ids: np.ndarray
+    params: SamplingParams
+    return_logprob: bool
+    stream: bool
+    extra_key: str | None
+
+
+def request_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request body; an empty body is an empty object."""
+    try:
+        value = json.loads(body) if body.strip() else {}
+    except ValueError as error:
+        raise ConfigError(f"the body must be a JSON object, it does not parse ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"the body must be a JSON object, got a {type(value).__name__}")
+    return value
+
+
+def parse_generate(
+    body: Mapping[str, Any], *, vocab_size: int, context_length: int, max_prompt: int
+) -> GenerateRequest:
+    """Check a request against what the engine can do; whatever it could not obey is refused with a ConfigError."""
+    for name, value in body.items():
+        if name not in _OWN and name not in _IGNORED and value not in (None, False, 0, [], {}, ""):
+            raise ConfigError(f"{name} is not supported by the embedded engine, got {value!r}: leave it out")
+    ids = body.get("input_ids")
+    if ids is None:
+        raise ConfigError("input_ids should be provided: this engine takes token ids, never text")
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ConfigError("input_ids must be one flat list of whole numbers; send one request for each prompt")
+    if not ids:
+        raise ConfigError("input_ids cannot be empty.")
+    if len(ids) >= max_prompt:
+        raise ConfigError(
+            f"The input ({len(ids)} tokens) is longer than the model's context length ({context_length} tokens)."
+        )
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        raise ConfigError(f"input_ids must lie in [0, {vocab_size - 1}], got {wrong}: is it this model's tokenizer?")
+    if body.get("logprob_start_len", -1) not in (None, -1):
+        raise ConfigError(f"logprob_start_len must be -1 (outputs only), got {body['logprob_start_len']!r}")
+    rid, extra_key = body.get("rid") or uuid.uuid4().hex, body.get("extra_key") or ""
+    salt = body.get("cache_salt") or ""
+    for name, value in (("rid", rid), ("extra_key", extra_key), ("cache_salt", salt)):
+        if not isinstance(value, str):
+            raise ConfigError(f"{name} must be a string, got {value!r}")
+    sampling = body.get("sampling_params") or {}
+    if not isinstance(sampling, dict):
+        raise ConfigError(f"sampling_params must be an object, got {sampling!r}")
+    return GenerateRequest(
+        rid=rid,
+        prompt_ids=np.array(ids, dtype=np.int32),
+        params=parse_sampling(sampling),
+        return_logprob=bool(body.get("return_logprob")),
+        stream=bool(body.get("stream")),
+        extra_key=f"{salt}\n{extra_key}" if salt else extra_key,
+    )
+
+
+def reply(sequence: Sequence, *, return_logprob: bool, weight_version: str) -> dict[str, Any]:
+    """The cumulative reply as it stands now; whole once its finish_reason is not null."""
+    reason, num = sequence.snapshot()
+    ids = sequence.output_ids[:num]
+    meta: dict[str, Any] = {
+        "id": sequence.rid,
+        "finish_reason": reason,
+        "prompt_tokens": len(sequence.prompt_ids),
+        "completion_tokens": num,
+        "cached_tokens": sequence.cached_tokens,
+        "weight_version": weight_version,
+        "num_retractions": sequence.num_retractions,
+    }
+    if return_logprob:
+        meta["input_token_logprobs"] = []
+        meta["output_token_logprobs"] = [
+            [logprob, token, None] for logprob, token in zip(sequence.logprobs[:num], ids, strict=True)
+        ]
+        meta["output_token_logprobs_length"] = num
+    if reason is not None:
+        meta["weight_versions"] = sequence.spans(num, weight_version)
+        meta["e2e_latency"] = (sequence.finished_at or time.monotonic()) - sequence.arrived_at
+    return {"output_ids": ids, "meta_info": meta}
