@@ -1,1 +1,1 @@
-"""Tree attention: one operator, several backends."""
+"""Tree attention: one operator, several backends. Start at `gyre_train.attn.api`."""

@@ -1,0 +1,409 @@
+"""One flat token sequence for a forest: every needed token laid out once, with the loss edges that leave its rows.
+
+Shapes: N nodes of a tree, P nodes on a path, T rows of a pack, S segments, E loss edges, U rows that need logits.
+
+A *row* is a token of the pack. A *segment* is a run of rows with one parent segment: its rows see each other causally
+and all rows of its ancestors. A *loss edge* is one trained target: the row that predicts it, the id, its owner
+trajectory and what the loss needs to know about it. A fork gives one row several edges. The layout is depth first
+with the subtree of most tokens first, so that a long trunk stays contiguous however many side branches leave it.
+Numpy only; no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gyre_data.errors import AlignmentError, DataError
+
+__all__ = ["Pack", "Piece", "SegmentTable", "TrajectoryInput", "TreeInput", "lay_out", "node_values", "subtree_ends"]
+
+Array = np.ndarray[Any, Any]
+
+
+def _check(name: str, array: object, kinds: str, length: int | None = None) -> Array:
+    """The one border check: a one-dimensional array of a dtype kind and, where it is known, a length."""
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in kinds:
+        came = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise AlignmentError(f"{name}: wanted a 1-d array of kind {kinds}, got {came}; convert it before packing")
+    if length is not None and len(array) != length:
+        raise AlignmentError(f"{name}: wanted {length} values, got {len(array)}; nothing is padded, fix the source")
+    return array
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryInput:
+    """One admitted trajectory: a root-to-leaf path and the output nodes on it that this trajectory trains."""
+
+    path_P: Array
+    """Node indices from a root to the leaf."""
+    owned_O: Array
+    """The node indices of the path whose tokens it owns, in path order."""
+    advantage: float
+    role: str = "main"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeInput:
+    """One execution's forest with its kept trajectories; checked when made, so that later stages trust it."""
+
+    execution: int
+    """Identity of the execution in this step; its owned tokens over all trajectories are N_e."""
+    parent_N: Array
+    """Parent index, -1 for a root; parents come first."""
+    ids: tuple[Array, ...]
+    """Token ids per node; a node may be empty."""
+    temperature_N: Array
+    """The used sampling temperature; read at owned nodes only (NaN elsewhere is fine)."""
+    trajectories: tuple[TrajectoryInput, ...]
+    logp_behaviour: tuple[Array | None, ...] | None = None
+    """Recorded log-probabilities per node, aligned with `ids`; None where nothing was recorded (SFT)."""
+    logp_old: tuple[Array | None, ...] | None = None
+    """Log-probabilities under the anchor weights, aligned with `ids`; None while the anchor is the current weights."""
+
+    def __post_init__(self) -> None:
+        num_nodes = len(self.ids)
+        _check("parent_N", self.parent_N, "iu", num_nodes)
+        _check("temperature_N", self.temperature_N, "f", num_nodes)
+        for node, ids in enumerate(self.ids):
+            _check(f"ids[{node}]", ids, "iu")
+        if num_nodes and not bool(np.all((self.parent_N < np.arange(num_nodes)) & (self.parent_N >= -1))):
+            raise AlignmentError(
+                "parent_N: wanted parents before children and -1 for roots, got another order; sort it"
+            )
+        for name in ("logp_behaviour", "logp_old"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if len(values) != num_nodes:
+                raise AlignmentError(f"{name}: wanted {num_nodes} nodes, got {len(values)}; give None for prompt nodes")
+            for node, value in enumerate(values):
+                if value is not None:
+                    _check(f"{name}[{node}]", value, "f", len(self.ids[node]))
+        for index, trajectory in enumerate(self.trajectories):
+            self._check_trajectory(index, trajectory)
+
+    def _check_trajectory(self, index: int, trajectory: TrajectoryInput) -> None:
+        where = f"trajectory {index} of execution {self.execution}"
+        path_P = _check(f"path_P of {where}", trajectory.path_P, "iu")
+        owned_O = _check(f"owned_O of {where}", trajectory.owned_O, "iu")
+        if not len(path_P) or not np.array_equal(self.parent_N[path_P], np.append(-1, path_P[:-1])):
+            raise AlignmentError(f"{where}: wanted a path from a root down, got {path_P}; rebuild it from the parents")
+        kept_O = path_P[np.isin(path_P, owned_O)]
+        if not np.array_equal(kept_O, owned_O):
+            raise AlignmentError(f"{where}: wanted owned nodes in path order, got {owned_O} on {path_P}; sort or drop")
+        if not np.isfinite(trajectory.advantage):
+            raise DataError(f"{where}: wanted a finite advantage, got {trajectory.advantage}; exclude the execution")
+        temperature_O = self.temperature_N[owned_O]
+        if not bool(np.all(np.isfinite(temperature_O) & (temperature_O > 0))):
+            raise DataError(f"{where}: wanted temperatures above 0, got {temperature_O}; such calls are not trainable")
+        filled_P = path_P[self.num_tokens_N[path_P] > 0]
+        if len(filled_P) and filled_P[0] in owned_O:
+            raise DataError(f"{where}: owned node {filled_P[0]} has no token before it to predict it; exclude the call")
+
+    @property
+    def num_tokens_N(self) -> Array:
+        """Tokens per node."""
+        return np.array([len(ids) for ids in self.ids], dtype=np.int64)
+
+    @property
+    def num_owned(self) -> int:
+        """N_e: loss edges of the execution. A token that two trajectories own counts twice, as its edges do."""
+        num_tokens_N = self.num_tokens_N
+        return int(sum(int(num_tokens_N[t.owned_O].sum()) for t in self.trajectories))
+
+    def needed_path(self, trajectory: int, owned_O: Array | None = None) -> Array:
+        """The path down to the deepest owned node with tokens; what lies below it predicts nothing that is trained."""
+        kept = self.trajectories[trajectory]
+        owned_O = kept.owned_O if owned_O is None else owned_O
+        owned_O = owned_O[self.num_tokens_N[owned_O] > 0]
+        if not len(owned_O):
+            return kept.path_P[:0]
+        return kept.path_P[: int(np.flatnonzero(kept.path_P == owned_O[-1])[0]) + 1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentTable:
+    """Who sees whom: contiguous runs of rows in depth-first order, each with its parent (-1 for a root)."""
+
+    start_S: Array
+    end_S: Array
+    parent_S: Array
+
+    def __post_init__(self) -> None:
+        num_segments = len(_check("start_S", self.start_S, "i"))
+        _check("end_S", self.end_S, "i", num_segments)
+        _check("parent_S", self.parent_S, "i", num_segments)
+        contiguous = bool(np.all(self.start_S == np.append(0, self.end_S[:-1]))) if num_segments else True
+        if not contiguous or bool(np.any(self.end_S <= self.start_S)):
+            raise AlignmentError(
+                "segments: wanted non-empty runs that tile the rows, got gaps or overlaps; lay out again"
+            )
+        stack: list[int] = []
+        for segment, parent in enumerate(self.parent_S):
+            while stack and stack[-1] != parent:
+                stack.pop()
+            if parent != -1 and not stack:
+                raise AlignmentError(
+                    f"segments: wanted depth-first order, got parent {parent} of {segment} after its subtree had "
+                    "ended; use lay_out"
+                )
+            stack.append(segment)
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return int(self.end_S[-1]) if len(self.end_S) else 0
+
+    @property
+    def num_pairs(self) -> int:
+        """Live cells of the attention mask: what exact tree attention must compute."""
+        size_S = self.end_S - self.start_S
+        above_S = np.zeros(len(size_S), dtype=np.int64)
+        for segment, parent in enumerate(self.parent_S):
+            if parent >= 0:
+                above_S[segment] = above_S[parent] + size_S[parent]
+        return int(np.sum(size_S * (size_S + 1) // 2 + size_S * above_S))
+
+
+def subtree_ends(segments: SegmentTable) -> Array:
+    """First row behind each segment's subtree; row q sees row k iff q >= k and q < the end of k's segment's subtree."""
+    ends_S = segments.end_S.astype(np.int64)
+    for segment in range(len(ends_S) - 1, -1, -1):
+        parent = segments.parent_S[segment]
+        if parent >= 0:
+            ends_S[parent] = max(ends_S[parent], ends_S[segment])
+    return ends_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """What one pack takes of one tree: some trajectories, each with the owned nodes it trains there."""
+
+    tree: int
+    """Index into the trees of the plan."""
+    trajectories: tuple[int, ...]
+    owned: tuple[Array, ...]
+    """Owned nodes per trajectory, in path order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """What one forward pass takes: rows, who sees whom, and the loss edges, all as numpy arrays.
+
+    `source_row_E` is the row whose logits predict the edge's target. Trajectory numbers run over the whole plan, so
+    that edges of one trajectory in several packs find each other. `tree_E, node_E, offset_E` say where a value
+    belongs.
+    """
+
+    ids_T: Array
+    position_T: Array
+    """Depth of the token in its path; what the rotary embedding takes."""
+    segments: SegmentTable
+    source_row_E: Array
+    target_id_E: Array
+    trajectory_E: Array
+    execution_E: Array
+    temperature_E: Array
+    advantage_E: Array
+    logp_behaviour_E: Array
+    """NaN where nothing was recorded; the policy loss refuses those, SFT does not read them."""
+    logp_old_E: Array | None
+    """None: the anchor is the weights of this very forward."""
+    weight_E: Array
+    """1 / N_e: the share of the edge in its execution's mean, whatever pack it lands in."""
+    trajectory_tokens_E: Array
+    """Owned tokens of the edge's whole trajectory, to notice one that is spread over packs."""
+    tree_E: Array
+    node_E: Array
+    offset_E: Array
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.ids_T)
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return len(self.source_row_E)
+
+    @property
+    def logit_row_U(self) -> Array:
+        """Rows that need logits, ascending, each once however many edges leave it."""
+        return np.unique(self.source_row_E)
+
+    @property
+    def edge_logit_E(self) -> Array:
+        """Index of each edge's row in `logit_row_U`."""
+        return np.searchsorted(self.logit_row_U, self.source_row_E)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """Where a tree's nodes landed: first row and last row of the path down to each node (-1 before any token)."""
+
+    first_N: Array
+    last_N: Array
+
+
+class _Layout:
+    """Rows, positions and segments of a pack while it is being filled."""
+
+    def __init__(self) -> None:
+        self.ids: list[Array] = []
+        self.positions: list[Array] = []
+        self.start: list[int] = []
+        self.end: list[int] = []
+        self.parent: list[int] = []
+        self.num_rows = 0
+
+    def add(self, ids: Array, depth: int, parent: int, extends: bool) -> int:
+        """Append a node's rows to the open segment `parent`, or as a new segment below it; returns its segment."""
+        self.ids.append(ids)
+        self.positions.append(np.arange(depth, depth + len(ids), dtype=np.int64))
+        if extends:
+            segment = parent
+            self.end[segment] += len(ids)
+        else:
+            segment = len(self.start)
+            self.start.append(self.num_rows)
+            self.end.append(self.num_rows + len(ids))
+            self.parent.append(parent)
+        self.num_rows += len(ids)
+        return segment
+
+    def table(self) -> SegmentTable:
+        start, end, parent = (np.array(x, dtype=np.int32) for x in (self.start, self.end, self.parent))
+        return SegmentTable(start_S=start, end_S=end, parent_S=parent)
+
+
+def _children(tree: TreeInput, needed_N: Array) -> tuple[list[list[int]], list[int]]:
+    """Needed children per node and needed roots, the subtree of most tokens first, then by node index."""
+    weight_N = np.where(needed_N, tree.num_tokens_N, 0)
+    for node in range(len(weight_N) - 1, -1, -1):
+        if tree.parent_N[node] >= 0:
+            weight_N[tree.parent_N[node]] += weight_N[node]
+    children: list[list[int]] = [[] for _ in tree.ids]
+    roots: list[int] = []
+    for node in np.flatnonzero(needed_N):
+        parent = int(tree.parent_N[node])
+        (children[parent] if parent >= 0 else roots).append(int(node))
+    for family in [*children, roots]:
+        family.sort(key=lambda node: (-int(weight_N[node]), node))
+    return children, roots
+
+
+def _lay_tree(layout: _Layout, tree: TreeInput, needed_N: Array) -> _Rows:
+    """Depth-first rows of the needed nodes; a node continues its parent's segment where nothing else leaves it."""
+    children, roots = _children(tree, needed_N)
+    num_nodes = len(tree.ids)
+    first_N, last_N = np.full(num_nodes, -1, np.int64), np.full(num_nodes, -1, np.int64)
+    segment_N, depth_N = np.full(num_nodes, -1, np.int64), np.zeros(num_nodes, np.int64)
+    open_N = np.zeros(num_nodes, bool)
+    stack = roots[::-1]
+    while stack:
+        node = stack.pop()
+        parent, ids = int(tree.parent_N[node]), tree.ids[node]
+        segment, depth, last, extends = -1, 0, -1, False
+        if parent >= 0:
+            segment, depth, last = int(segment_N[parent]), int(depth_N[parent]), int(last_N[parent])
+            extends = bool(open_N[parent])
+        single = len(children[node]) == 1
+        if len(ids):
+            first_N[node], last = layout.num_rows, layout.num_rows + len(ids) - 1
+            segment = layout.add(ids, depth, segment, extends)
+            open_N[node] = single
+        else:
+            open_N[node] = single and extends
+        segment_N[node], depth_N[node], last_N[node] = segment, depth + len(ids), last
+        stack.extend(reversed(children[node]))
+    return _Rows(first_N=first_N, last_N=last_N)
+
+
+def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajectory: int) -> dict[str, list[Array]]:
+    """Loss edges of a piece, one chunk per owned node; `rows` holds the place of each trajectory's nodes."""
+    out: dict[str, list[Array]] = {name: [] for name in _EDGE_DTYPES}
+    num_tokens_N, weight = tree.num_tokens_N, 1.0 / max(tree.num_owned, 1)
+    for trajectory, owned_O, place in zip(piece.trajectories, piece.owned, rows, strict=True):
+        total = int(num_tokens_N[tree.trajectories[trajectory].owned_O].sum())
+        for node in owned_O[num_tokens_N[owned_O] > 0]:
+            n, first = int(num_tokens_N[node]), int(place.first_N[node])
+            behaviour = tree.logp_behaviour[node] if tree.logp_behaviour is not None else None
+            old = tree.logp_old[node] if tree.logp_old is not None else None
+            values = {
+                "source_row_E": np.append(place.last_N[tree.parent_N[node]], np.arange(first, first + n - 1)),
+                "target_id_E": tree.ids[node],
+                "trajectory_E": first_trajectory + trajectory,
+                "execution_E": tree.execution,
+                "temperature_E": tree.temperature_N[node],
+                "advantage_E": tree.trajectories[trajectory].advantage,
+                "logp_behaviour_E": np.nan if behaviour is None else behaviour,
+                "logp_old_E": np.nan if old is None else old,
+                "weight_E": weight,
+                "trajectory_tokens_E": total,
+                "tree_E": piece.tree,
+                "node_E": node,
+                "offset_E": np.arange(n),
+            }
+            for name, value in values.items():
+                out[name].append(np.broadcast_to(np.asarray(value, dtype=_EDGE_DTYPES[name]), n))
+    return out
+
+
+_EDGE_DTYPES: dict[str, type] = {
+    **dict.fromkeys(("source_row_E", "target_id_E", "trajectory_E", "execution_E", "trajectory_tokens_E"), np.int64),
+    **dict.fromkeys(("temperature_E", "advantage_E", "logp_behaviour_E", "logp_old_E", "weight_E"), np.float64),
+    **dict.fromkeys(("tree_E", "node_E", "offset_E"), np.int64),
+}
+
+
+def lay_out(trees: Sequence[TreeInput], pieces: Sequence[Piece], *, share: bool = True) -> Pack:
+    """The pack that holds these pieces: shared prefixes once (`share`), or one row sequence per trajectory.
+
+    Only what the owned nodes need is laid out. Pieces of one tree in one pack must have been joined before.
+    """
+    layout = _Layout()
+    edges: dict[str, list[Array]] = {name: [] for name in _EDGE_DTYPES}
+    first_trajectory = np.cumsum([0, *(len(tree.trajectories) for tree in trees)])
+    for piece in pieces:
+        tree = trees[piece.tree]
+        paths = [tree.needed_path(t, owned) for t, owned in zip(piece.trajectories, piece.owned, strict=True)]
+        needed = [np.isin(np.arange(len(tree.ids)), path) for path in paths]
+        if share:
+            rows = [_lay_tree(layout, tree, np.logical_or.reduce(needed))] * len(paths) if paths else []
+        else:
+            rows = [_lay_tree(layout, tree, needed_N) for needed_N in needed]
+        for name, chunks in _edges(tree, piece, rows, int(first_trajectory[piece.tree])).items():
+            edges[name].extend(chunks)
+    joined: dict[str, Any] = {
+        name: np.concatenate(chunks) if chunks else np.zeros(0, dtype=_EDGE_DTYPES[name])
+        for name, chunks in edges.items()
+    }
+    if not any(trees[piece.tree].logp_old is not None for piece in pieces):
+        joined["logp_old_E"] = None
+    return Pack(
+        ids_T=np.concatenate([np.zeros(0, np.int64), *layout.ids]).astype(np.int64),
+        position_T=np.concatenate([np.zeros(0, np.int64), *layout.positions]),
+        segments=layout.table(),
+        **joined,
+    )
+
+
+def node_values(
+    trees: Sequence[TreeInput], packs: Sequence[Pack], values: Sequence[Array]
+) -> list[tuple[Array | None, ...]]:
+    """Edge values put back on the nodes they belong to, per tree; None for nodes without edges.
+
+    This is how log-probabilities under the anchor weights become `TreeInput.logp_old`, whatever the packs were.
+    """
+    out: list[list[Array | None]] = [[None] * len(tree.ids) for tree in trees]
+    for pack, value_E in zip(packs, values, strict=True):
+        _check("values", value_E, "f", pack.num_edges)
+        start_C = np.flatnonzero(pack.offset_E == 0)  # edges of a node stand together, in token order
+        for start, end in zip(start_C, np.append(start_C[1:], pack.num_edges), strict=True):
+            out[pack.tree_E[start]][pack.node_E[start]] = np.array(value_E[start:end])
+    return [tuple(nodes) for nodes in out]

@@ -1,0 +1,234 @@
+"""Which trajectories share a pack: prefixes are shared inside a pack and replayed where a tree is cut over several.
+
+A tree that fits the token budget is one piece. A larger one is cut between trajectories, in depth-first order, where
+the prefix to replay is smallest; among all such cuts the one of fewest tokens is taken (a dynamic programme, so it is
+deterministic and optimal for that order). Pieces then go into packs first-fit, largest first. A trajectory's owned
+tokens stay in one pack. Guarantee: with budget B, distinct tokens U of a tree and its longest shared prefix p, the
+tree costs at most U (B + p) / (B - p) tokens; for the pieces so cut, first-fit decreasing opens at most 11/9 of the
+fewest packs plus one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from gyre_data.errors import ConfigError, DataError
+from gyre_train.pack import Array, Pack, Piece, TreeInput, lay_out
+
+__all__ = ["ModelShape", "Plan", "Sharing", "flops", "plan"]
+
+
+class Sharing(StrEnum):
+    """How trajectories are laid out."""
+
+    TREE = "tree"
+    """Common prefixes once per pack."""
+    ROWS = "rows"
+    """Every trajectory as a row of its own, each target still trained by its owner: the independent baseline."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The sizes of a dense decoder that its cost depends on."""
+
+    num_layers: int
+    hidden: int
+    ffn: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    gated: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Packs, and what they cost beside what they could have cost."""
+
+    packs: tuple[Pack, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+    """Per pack, what it holds."""
+    num_packed_tokens: int
+    """Rows over all packs, replayed prefixes included."""
+    num_unpacked_tokens: int
+    """Rows if every trajectory ran alone."""
+    num_distinct_tokens: int
+    """Rows if no budget forced a replay: no plan with sharing takes fewer."""
+    bound_tokens: float
+    """Guaranteed ceiling for `num_packed_tokens` when prefixes are shared."""
+    num_pairs: int
+    """Query-key pairs that attention computes over all packs."""
+    num_logit_rows: int
+    num_edges: int
+    num_executions: int
+    """Executions with at least one loss edge: E of the loss."""
+    trajectory_tree_J: Array
+    """Tree of each trajectory number used in `Pack.trajectory_E`; its index there counts from the tree's first."""
+
+    @property
+    def sharing_factor(self) -> float:
+        """Unpacked over packed tokens: what the layout saves."""
+        return self.num_unpacked_tokens / max(self.num_packed_tokens, 1)
+
+
+def flops(made: Plan, shape: ModelShape) -> int:
+    """Floating-point operations of one forward and backward over the plan (3 forwards; recomputation not counted)."""
+    attention = shape.head_dim * (shape.num_heads * 2 + shape.num_kv_heads * 2)
+    linear = shape.num_layers * shape.hidden * (attention + shape.ffn * (3 if shape.gated else 2))
+    forward = (
+        2 * made.num_packed_tokens * linear
+        + 4 * made.num_pairs * shape.num_layers * shape.num_heads * shape.head_dim
+        + 2 * made.num_logit_rows * shape.hidden * shape.vocab
+    )
+    return 3 * forward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cut:
+    """A piece before it is laid out, with its size in rows."""
+
+    piece: Piece
+    num_tokens: int
+
+
+def plan(trees: Sequence[TreeInput], *, tokens: int, sharing: Sharing | str = Sharing.TREE) -> Plan:
+    """Packs of at most `tokens` rows for one step's trees; the same input gives the same packs.
+
+    Raises DataError when a single trajectory is longer than the budget, ConfigError for a budget below one.
+    """
+    sharing = Sharing(sharing)
+    if tokens < 1:
+        raise ConfigError(f"pack.tokens: wanted a budget of at least 1 token, got {tokens}; raise it")
+    executions = [tree.execution for tree in trees]
+    if len(set(executions)) != len(executions):
+        raise DataError(f"wanted one tree per execution, got executions {executions}; join the trees of an execution")
+    cuts: list[_Cut] = []
+    unpacked = distinct = 0
+    bound = 0.0
+    for index, tree in enumerate(trees):
+        order, paths = _depth_first(tree)
+        length_K = np.array([int(tree.num_tokens_N[path].sum()) for path in paths], dtype=np.int64)
+        _check_budget(tree, order, length_K, tokens)
+        common_K = _common_prefixes(tree, paths)
+        unpacked += int(length_K.sum())
+        fresh_K = length_K - common_K
+        fresh = int(fresh_K.sum())
+        distinct += fresh
+        longest = int(common_K[fresh_K > 0].max(initial=0))
+        bound += fresh * (tokens + longest) / (tokens - longest) if fresh > tokens else fresh
+        if sharing is Sharing.ROWS:
+            runs = [(k, k + 1) for k in range(len(order))]
+        else:
+            runs = _cheapest_cuts(length_K, common_K, tokens)
+        for first, end in runs:
+            size = int(length_K[first] + fresh_K[first + 1 : end].sum())
+            cuts.append(_Cut(piece=_piece(tree, index, order[first:end]), num_tokens=size))
+    groups = _first_fit(cuts, tokens, join=sharing is Sharing.TREE)
+    packs = tuple(lay_out(trees, group, share=sharing is Sharing.TREE) for group in groups)
+    return Plan(
+        packs=packs,
+        pieces=groups,
+        num_packed_tokens=sum(pack.num_tokens for pack in packs),
+        num_unpacked_tokens=unpacked,
+        num_distinct_tokens=distinct,
+        bound_tokens=bound,
+        num_pairs=sum(pack.segments.num_pairs for pack in packs),
+        num_logit_rows=sum(len(pack.logit_row_U) for pack in packs),
+        num_edges=sum(pack.num_edges for pack in packs),
+        num_executions=sum(tree.num_owned > 0 for tree in trees),
+        trajectory_tree_J=np.repeat(np.arange(len(trees)), [len(tree.trajectories) for tree in trees]),
+    )
+
+
+def _piece(tree: TreeInput, index: int, trajectories: Sequence[int]) -> Piece:
+    owned = tuple(tree.trajectories[t].owned_O for t in trajectories)
+    return Piece(tree=index, trajectories=tuple(trajectories), owned=owned)
+
+
+def _depth_first(tree: TreeInput) -> tuple[list[int], list[Array]]:
+    """Trajectories that train something, and their needed paths, in an order that keeps common prefixes together."""
+    needed = [(index, tree.needed_path(index)) for index in range(len(tree.trajectories))]
+    # Node indices along a path sort like a depth-first walk, since siblings differ at the first node they do not share.
+    kept = sorted(((tuple(map(int, path)), index) for index, path in needed if len(path)), key=lambda item: item)
+    paths = dict(needed)
+    return [index for _, index in kept], [paths[index] for _, index in kept]
+
+
+def _common_prefixes(tree: TreeInput, paths: Sequence[Array]) -> Array:
+    """Tokens each path shares with the one before it; in depth-first order no earlier path shares more."""
+    common_K = np.zeros(len(paths), dtype=np.int64)
+    for k in range(1, len(paths)):
+        n = min(len(paths[k - 1]), len(paths[k]))
+        same = int(np.argmin(np.append(paths[k - 1][:n] == paths[k][:n], False)))
+        common_K[k] = int(tree.num_tokens_N[paths[k][:same]].sum())
+    return common_K
+
+
+def _check_budget(tree: TreeInput, order: Sequence[int], length_K: Array, tokens: int) -> None:
+    if len(length_K) and int(length_K.max()) > tokens:
+        worst = int(length_K.argmax())
+        raise DataError(
+            f"pack.tokens: wanted every trajectory within {tokens} tokens, got {int(length_K[worst])} in trajectory "
+            f"{order[worst]} of execution {tree.execution}; set pack.tokens to {int(length_K[worst])} or more, or "
+            "exclude it"
+        )
+
+
+def _cheapest_cuts(length_K: Array, common_K: Array, tokens: int) -> list[tuple[int, int]]:
+    """Runs of consecutive trajectories, each within the budget, of least total tokens, then fewest runs."""
+    num = len(length_K)
+    best: list[tuple[int, int]] = [(0, 0)]  # (tokens, runs) for the first k trajectories
+    origin = [0]
+    for end in range(1, num + 1):
+        candidates: list[tuple[int, int, int]] = []
+        tail = 0  # what the run's later trajectories add to its first path
+        for first in range(end - 1, -1, -1):
+            size = int(length_K[first]) + tail
+            if size <= tokens:
+                candidates.append((best[first][0] + size, best[first][1] + 1, first))
+            tail += int(length_K[first] - common_K[first])
+            if tail > tokens:
+                break
+        total, runs, first = min(candidates)
+        best.append((total, runs))
+        origin.append(first)
+    out: list[tuple[int, int]] = []
+    while num:
+        out.append((origin[num], num))
+        num = origin[num]
+    return out[::-1]
+
+
+def _first_fit(cuts: Sequence[_Cut], tokens: int, *, join: bool) -> tuple[tuple[Piece, ...], ...]:
+    """First-fit decreasing; pieces of one tree that meet in a pack are joined, which can only save tokens."""
+    groups: list[list[_Cut]] = []
+    free: list[int] = []
+    for cut in sorted(cuts, key=lambda cut: -cut.num_tokens):
+        slot = next((i for i, room in enumerate(free) if room >= cut.num_tokens), None)
+        if slot is None:
+            groups.append([])
+            free.append(tokens)
+            slot = len(groups) - 1
+        groups[slot].append(cut)
+        free[slot] -= cut.num_tokens
+    return tuple(_joined([cut.piece for cut in group], join=join) for group in groups)
+
+
+def _joined(pieces: Sequence[Piece], *, join: bool) -> tuple[Piece, ...]:
+    by_tree: dict[int, list[Piece]] = {}
+    for piece in sorted(pieces, key=lambda piece: (piece.tree, piece.trajectories)):
+        by_tree.setdefault(piece.tree, []).append(piece)
+    if not join:
+        return tuple(piece for group in by_tree.values() for piece in group)
+    return tuple(
+        Piece(
+            tree=tree,
+            trajectories=tuple(t for piece in group for t in piece.trajectories),
+            owned=tuple(owned for piece in group for owned in piece.owned),
+        )
+        for tree, group in by_tree.items()
+    )
