@@ -1,0 +1,123 @@
+"""Rules of the history that all wires share: how texts join, which messages are one turn, what cannot be accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from gyre_proxy.dialects.base import BadRequest, node_of
+from gyre_proxy.json_text import read_object
+from gyre_proxy.message import Message
+
+__all__ = [
+    "arguments_of",
+    "as_blocks",
+    "check_results",
+    "hint_of",
+    "join_lines",
+    "join_turns",
+    "refuse_media",
+    "without_cache_marks",
+]
+
+_IMAGES = {"image", "image_url", "input_image"}
+_FILES = {"document", "file", "input_file", "container_upload", "search_result"}
+_MEDIA = _IMAGES | _FILES | {"audio", "input_audio", "video", "video_url"}
+
+
+def as_blocks(content: Any) -> Any:
+    """String content is one text block, null is none; anything else is left to the model of the wire."""
+    if content is None:
+        return []
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def join_lines(texts: Iterable[str]) -> str:
+    """Blocks of a system, user or tool message: a line break where neither neighbour has one."""
+    joined = ""
+    for text in texts:
+        gap = "" if not joined or not text or joined.endswith("\n") or text.startswith("\n") else "\n"
+        joined += gap + text
+    return joined
+
+
+def arguments_of(value: Any) -> Mapping[str, Any] | str:
+    """Arguments of an echoed call: the object, or the raw text of what is none."""
+    if isinstance(value, Mapping):
+        return value
+    if not isinstance(value, str):
+        return orjson.dumps(value).decode()
+    if not value.strip():
+        return {}
+    parsed = read_object(value)
+    return value if parsed is None else parsed
+
+
+def hint_of(echoed: Iterable[str | None]) -> str | None:
+    """The first node that ids and signatures of one turn name."""
+    return next((node for value in echoed if (node := node_of(value)) is not None), None)
+
+
+def without_cache_marks(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields that no model of ours knows; cache marks move with every request and say nothing about the message."""
+    return {name: value for name, value in (fields or {}).items() if name != "cache_control"}
+
+
+def refuse_media(kind: str, path: str) -> None:
+    """Refuses content that has no tokens in a text model: dropping it would change what the model is asked."""
+    if kind in _MEDIA:
+        raise BadRequest(
+            f"{path}: content of type {kind!r} cannot be given to this text model; only text is supported. "
+            "Send its text, or use a harness setting without images and files.",
+            path,
+        )
+
+
+def check_results(messages: Sequence[Message]) -> None:
+    """One result for each call of a turn: two with one id are refused before anything is planned or recorded."""
+    seen: set[str] = set()
+    for message in messages:
+        if message.role == "assistant":
+            seen.clear()
+        elif message.role == "tool" and message.tool_call_id is not None:
+            if message.tool_call_id in seen:
+                raise BadRequest(
+                    f"messages: each tool call must have one result, got two for the id {message.tool_call_id!r}: "
+                    "send one of them.",
+                    "messages",
+                )
+            seen.add(message.tool_call_id)
+
+
+def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Joins neighbouring assistant messages that are pieces of one turn.
+
+    They are when both name the same node of ours, or when calls that a client split off follow a text that names none.
+    Other neighbours stay apart: some clients drop the user message between two turns, and each was sampled by itself.
+    """
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is not None and _one_turn(last, message):
+            joined[-1] = replace(
+                last,
+                content=last.content + message.content,
+                reasoning=(last.reasoning or "") + (message.reasoning or "") or None,
+                tool_calls=last.tool_calls + message.tool_calls,
+                node_hint=last.node_hint or message.node_hint,
+                raw=[part for part in (last.raw, message.raw) if part is not None] or None,
+            )
+        else:
+            joined.append(message)
+    return tuple(joined)
+
+
+def _one_turn(first: Message, second: Message) -> bool:
+    if first.role != "assistant" or second.role != "assistant":
+        return False
+    if first.node_hint is not None and second.node_hint is not None:
+        return first.node_hint == second.node_hint
+    return first.node_hint is None and not first.tool_calls and bool(second.tool_calls)

@@ -1,0 +1,56 @@
+"""Reads JSON that other programs and models wrote, without changing a value on the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import orjson
+
+from gyre_proxy.message import canonical
+
+__all__ = ["load_tolerant", "read_object"]
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """The object that `text` holds, when every value survives a round trip unchanged; else None.
+
+    Read twice: one reader turns integers beyond 64 bits into floats, the other accepts NaN and lone surrogates.
+    """
+    try:
+        value = orjson.loads(text)
+        if not isinstance(value, dict) or json.loads(text) != value:
+            return None
+        canonical(value)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def load_tolerant(body: bytes) -> Any:
+    r"""The value of a JSON body; raises ValueError for what is no JSON.
+
+    A lone surrogate escape (`"\ud83d"`, which JavaScript clients send when they cut a text inside an emoji) becomes
+    U+FFFD, since no tokenizer takes it.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        try:
+            return _without_surrogates(json.loads(body, parse_constant=_no_constant))
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    return value
