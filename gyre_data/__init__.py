@@ -12,11 +12,15 @@ __version__ = "0.1.0"
 
 # public name: module that defines it
 _EXPORTS: dict[str, str] = {
+    "Execution": "execution",
     "GyreError": "errors",
     "Run": "store",
     "RunWriter": "writer",
+    "Tree": "tree",
+    "admit": "admission",
     "find_run": "store",
     "open": "store",
+    "score": "scores",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,6 +21,9 @@ from .errors import ConfigError, CorruptError, SchemaError
 from .schema import arrow_schema, conform
 from .schema import table as declared_table
 from .segment import OpenSegment, Sealed, open_sealed, read_open
+
+if TYPE_CHECKING:
+    from .execution import Execution
 
 __all__ = ["READ_ORDER", "Run", "unpack_blob"]
 
@@ -62,6 +65,12 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, manifest {self.manifest_number})"
+
+    def __getitem__(self, prefix: str) -> Execution:
+        """The execution whose id starts with `prefix`; DataError when none or several do."""
+        from .execution import Execution  # the tree view reads runs, so it is loaded only when asked for
+
+        return Execution.load(self, prefix)
 
     @property
     def manifest_number(self) -> int:
