@@ -9,9 +9,10 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from .arrays import from_table
 from .errors import DataError
-from .rows import events_from, scores_from
 from .schema import AgentRole, EndReason, NodeKind
+from .scores import scores_by_execution
 from .tree import Forest, Tables, Tree
 from .types import ExecutionEvent, Ints, Score
 
@@ -55,7 +56,8 @@ class ExecutionInfo:
 def executions(run: Tables) -> dict[str, ExecutionInfo]:
     """Every execution of the run by id, oldest first; one that has calls but no event row is there too."""
     found: dict[str, ExecutionInfo] = {}
-    for event in events_from(run.table("executions")):
+    events: list[ExecutionEvent] = from_table("executions", run.table("executions"))
+    for event in sorted(events, key=lambda event: event.at):
         found[event.execution_id] = found.get(
             event.execution_id, ExecutionInfo(execution_id=event.execution_id)
         ).merged(event)
@@ -105,7 +107,7 @@ class Execution:
     @cached_property
     def scores(self) -> tuple[Score, ...]:
         """All verdicts, oldest first."""
-        return tuple(s for s in scores_from(self.run.table("scores")) if s.execution_id == self.execution_id)
+        return tuple(scores_by_execution(self.run).get(self.execution_id, ()))
 
     @property
     def main(self) -> Path:

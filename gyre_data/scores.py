@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from .arrays import from_table
 from .eligible import Reason
 from .errors import ConfigError
-from .rows import scores_from
 from .schema import ScoreStatus
 from .tree import Tables
 from .types import Score
@@ -102,7 +102,8 @@ def score(target: Any, execution: Any, value: float | None, *, evaluator: str, *
 def scores_by_execution(run: Tables) -> dict[str, list[Score]]:
     """All verdicts of a run by execution, oldest first."""
     found: dict[str, list[Score]] = {}
-    for row in scores_from(run.table("scores")):
+    rows: list[Score] = from_table("scores", run.table("scores"))
+    for row in sorted(rows, key=lambda row: (row.at, row.score_id)):
         found.setdefault(row.execution_id, []).append(row)
     return found
 

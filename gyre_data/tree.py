@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -19,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .arrays import from_table, offsets_and_values
 from .errors import AlignmentError, CorruptError, DataError
-from .rows import calls_from, latest_deliveries
 from .schema import Author, BranchReason, DeliveryState, NodeKind
 from .types import Call, Floats, Ints, VersionSpan
 
@@ -59,11 +60,11 @@ class _Column:
         self.values: list[npt.NDArray[Any]] = []
         for number, chunk in enumerate(column.chunks):
             here = self.chunk_N == number
-            offsets = chunk.offsets.to_numpy(zero_copy_only=True)
+            offsets, values = offsets_and_values(chunk)
             self.lo_N[here] = offsets[local_N[here]]
             self.hi_N[here] = offsets[local_N[here] + 1]
             self.valid_N[here] = chunk.is_valid().to_numpy(zero_copy_only=False)[local_N[here]]
-            self.values.append(chunk.values.to_numpy(zero_copy_only=True))
+            self.values.append(values)
 
     def __getitem__(self, i: int) -> npt.NDArray[Any]:
         view: npt.NDArray[Any] = self.values[self.chunk_N[i]][self.lo_N[i] : self.hi_N[i]]
@@ -275,7 +276,7 @@ class Forest:
             raise DataError(
                 f"wanted an execution with calls, got {execution_id!r}; see `gyre ls` for what the run holds"
             )
-        calls = calls_from(self._tables["calls"].take(pa.array(rows["calls"])))
+        calls: list[Call] = from_table("calls", self._tables["calls"].take(pa.array(rows["calls"])))
         delivery = latest_deliveries(self._tables["deliveries"].take(pa.array(rows["deliveries"])))
         return Tree(execution_id, self._tables["nodes"], rows["nodes"], calls, delivery)
 
@@ -288,6 +289,16 @@ def rows_by_execution(table: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
     order_R = np.argsort(code_R, kind="stable")
     cuts = np.cumsum(np.bincount(code_R, minlength=len(known)))[:-1]
     return dict(zip(known.to_pylist(), np.split(order_R.astype(np.int64), cuts), strict=True)) if len(known) else {}
+
+
+def latest_deliveries(table: pa.Table) -> dict[str, DeliveryState]:
+    """Latest state by call id; of one instant `delivered` wins, so that the order of rows does not matter."""
+    best: dict[str, tuple[datetime, bool, DeliveryState]] = {}
+    for row in from_table("deliveries", table):
+        key = (row.at, row.state == DeliveryState.DELIVERED, row.state)
+        if row.call_id not in best or key > best[row.call_id]:
+            best[row.call_id] = key
+    return {call_id: key[2] for call_id, key in best.items()}
 
 
 def _objects(values: list[Any]) -> npt.NDArray[np.object_]:

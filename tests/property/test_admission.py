@@ -14,7 +14,7 @@ from gyre_data.admission import Admission, Count, admit
 from gyre_data.schema import AgentRole, CallStatus
 from tests.support.forest import Forest, forests
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 CHECK = {"check": 1.0}
 
 

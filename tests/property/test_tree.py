@@ -12,7 +12,7 @@ from gyre_data.tree import Forest as Trees
 from gyre_data.tree import Tree
 from tests.support.forest import Forest, forests
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 
 
 def trees(run: Forest) -> list[Tree]:

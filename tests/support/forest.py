@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from gyre_data.arrays import to_batches
 from gyre_data.schema import (
     AgentRole,
     Author,
@@ -70,6 +71,7 @@ class Forest:
 
     rows: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in ROW_TYPES})
     path: Path = Path("runs/forest")
+    _tables: dict[str, tuple[list[Any], pa.Table]] = field(default_factory=dict, repr=False, compare=False)
     _count: int = 0
     _seconds: float = 0.0
 
@@ -86,7 +88,10 @@ class Forest:
         return START + timedelta(seconds=self._seconds)
 
     def table(self, name: str) -> pa.Table:
-        return to_table(name, self.rows[name])
+        rows = self.rows[name]
+        if name not in self._tables or self._tables[name][0] != rows:
+            self._tables[name] = (list(rows), to_table(name, rows))
+        return self._tables[name][1]
 
     def shuffled(self, seed: int) -> Forest:
         """The same run with the rows of every table in another order."""
@@ -277,18 +282,10 @@ class ExecutionBuilder:
 
 
 def to_table(name: str, rows: Sequence[Any]) -> pa.Table:
-    """Rows as an Arrow table of the declared schema, in two chunks where there are enough rows for two."""
-    schema = arrow_schema(name)
-    columns = [pa.array([_plain(getattr(row, f.name)) for row in rows], f.type) for f in schema]
-    table = pa.Table.from_arrays(columns, schema=schema)
-    half = table.num_rows // 2
-    return pa.concat_tables([table.slice(0, half), table.slice(half)]) if half else table
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple) and value and hasattr(value[0], "__slots__"):
-        return [{name: getattr(item, name) for name in item.__slots__} for item in value]
-    return value
+    """Rows as an Arrow table of the declared schema, in two chunks where there are rows enough for two."""
+    half = len(rows) // 2
+    batches = to_batches(name, rows[:half]) + to_batches(name, rows[half:])
+    return pa.Table.from_batches(batches, arrow_schema(name))
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import pytest
 
 from gyre_data.errors import AlignmentError, CorruptError, DataError
@@ -29,7 +29,6 @@ def change(run: Forest, number: int, **columns: Any) -> None:
     ("number", "columns", "error", "told"),
     [
         (3, {"start_pos": 7}, AlignmentError, "wanted start_pos 11, got 7"),
-        (2, {"logprobs": np.zeros(3, np.float32)}, AlignmentError, "wanted number of log-probs 4, got 3"),
         (3, {"parent_id": "n_gone"}, CorruptError, "needs node n_gone, which the run does not hold"),
         (0, {"parent_id": "self"}, CorruptError, "parents run in a circle"),
         (1, {"node_id": "first"}, CorruptError, "occurs twice"),
@@ -46,6 +45,18 @@ def test_broken_rows(number: int, columns: dict[str, Any], error: type[Exception
     with pytest.raises(error, match=told) as caught:
         Tree.load(run, e.execution_id)
     assert "gyre verify" in str(caught.value)
+
+
+def test_log_probs_that_do_not_match_their_ids() -> None:
+    run, e = one()
+    nodes = run.table("nodes")
+    values = nodes.column("logprobs").to_pylist()
+    values[2] = values[2][:3]
+    at = nodes.schema.get_field_index("logprobs")
+    broken = nodes.set_column(at, nodes.schema.field(at), pa.array(values, nodes.schema.field(at).type))
+    run.table = lambda name, table=run.table: broken if name == "nodes" else table(name)  # type: ignore[method-assign]
+    with pytest.raises(AlignmentError, match="wanted number of log-probs 4, got 3"):
+        Tree.load(run, e.execution_id)
 
 
 def test_find_by_prefix() -> None:
