@@ -84,18 +84,13 @@ def score(target: Any, execution: Any, value: float | None, *, evaluator: str, *
     `execution` is an id, or anything with an `execution_id`.
     """
     row = make_score(getattr(execution, "execution_id", execution), value, evaluator=evaluator, **more)
-    if hasattr(target, "append"):
-        target.append([row])
-        target.commit()
+    if hasattr(target, "write"):
+        target.write([row])
         return row
-    from .store import RunWriter  # loaded here: reading and admission need no writer
+    from .writer import RunWriter  # loaded here: reading and admission need no writer
 
-    writer = RunWriter(getattr(target, "path", target), create=False)
-    try:
-        writer.append([row])
-        writer.commit()
-    finally:
-        writer.close()
+    with RunWriter(getattr(target, "path", target), create=False) as writer:
+        writer.write([row])
     return row
 
 

@@ -102,11 +102,8 @@ class _Writer:
     """Takes rows into a forest as a RunWriter takes them into a folder."""
 
     def __init__(self, run: Forest) -> None:
-        self.run, self.committed = run, 0
+        self.run = run
 
-    def append(self, rows: Any) -> None:
+    def write(self, rows: Any) -> None:
         for row in rows:
             self.run.add("scores", row)
-
-    def commit(self) -> None:
-        self.committed += 1

@@ -1,0 +1,85 @@
+"""What training consumed, in the trainer's folder: a `ledger` row per trained trajectory, a `steps` row per step.
+
+Both are written in one commit, ledger first: a step that is not in `steps` did not happen, whatever the ledger says.
+Going back to a checkpoint rewrites history: a step recorded later voids what was recorded before with the same or a
+higher number. So `consumed` after a resume is what the current weights have seen, no more and no less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import manifest as manifests
+from .admission import AdmittedExecution
+from .arrays import from_table
+from .reader import Run
+from .tree import Tables
+from .types import LedgerRow, Step
+from .writer import RunWriter
+
+__all__ = ["append", "consumed", "ledger", "ledger_rows", "steps"]
+
+
+def ledger_rows(step: Step, executions: Iterable[AdmittedExecution]) -> list[LedgerRow]:
+    """The rows that say what `step` was made from: run and manifest, trajectory, owned tokens, R, A and score rows."""
+    return [
+        LedgerRow(
+            step=step.step,
+            policy_id=step.policy_id,
+            data_run=str(Path(getattr(e.run, "path", "")).resolve()),
+            manifest=getattr(e.run, "manifest_number", 0),
+            execution_id=e.execution_id,
+            group_id=e.group_id,
+            trajectory=t.index,
+            leaf_node=e.tree.node_id[t.leaf],
+            owned_tokens=t.num_owned,
+            reward=e.reward,
+            advantage=e.advantage,
+            score_ids=e.score_ids,
+            at=step.at,
+        )
+        for e in executions
+        for t in e.trajectories
+    ]
+
+
+def append(writer: RunWriter, step: Step, executions: Iterable[AdmittedExecution]) -> None:
+    """Record durably that `step` consumed these executions."""
+    writer.write([*ledger_rows(step, executions), step])
+
+
+def steps(folder: str | Path | Tables) -> list[Step]:
+    """The steps that the current weights went through, in order; empty when the folder holds none yet."""
+    return [step for step, _ in _history(folder)]
+
+
+def ledger(folder: str | Path | Tables) -> list[LedgerRow]:
+    """The ledger rows of those steps."""
+    return [row for _, rows in _history(folder) for row in rows]
+
+
+def consumed(folder: str | Path | Tables, *, last_step: int | None = None) -> set[str]:
+    """Ids of the executions that were trained on; up to and including `last_step`, to resume from its checkpoint."""
+    return {
+        row.execution_id
+        for step, rows in _history(folder)
+        if last_step is None or step.step <= last_step
+        for row in rows
+    }
+
+
+def _history(folder: str | Path | Tables) -> list[tuple[Step, list[LedgerRow]]]:
+    if isinstance(folder, str | Path):
+        if not manifests.numbers(Path(folder)):
+            return []
+        folder = Run(Path(folder))
+    written: list[Step] = from_table("steps", folder.table("steps"))
+    rows: list[LedgerRow] = from_table("ledger", folder.table("ledger"))
+    kept: dict[int, Step] = {}
+    for step in sorted(written, key=lambda step: step.at):
+        kept = {number: old for number, old in kept.items() if number < step.step} | {step.step: step}
+    of: dict[tuple[int, object], list[LedgerRow]] = {}
+    for row in rows:
+        of.setdefault((row.step, row.at), []).append(row)
+    return [(step, of.get((step.step, step.at), [])) for _, step in sorted(kept.items())]
