@@ -1,0 +1,129 @@
+"""What every plan guarantees, whatever the trees and the budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gyre_data.errors import ConfigError, DataError
+from gyre_train.attn.reference import dense_mask
+from gyre_train.attn.segments import blocks_of
+from gyre_train.pack import Pack, TreeInput
+from gyre_train.plan import ModelShape, flops, plan
+from tests.support.forests import forests, make_tree
+
+
+def longest(trees: list[TreeInput]) -> int:
+    return max(int(t.num_tokens_N[t.needed_path(j)].sum()) for t in trees for j in range(len(t.trajectories)))
+
+
+def check_context(trees: list[TreeInput], pack: Pack) -> None:
+    """Each edge's row sees exactly the tokens before the target on its path, at their depths, and only those."""
+    mask = dense_mask(pack.segments).numpy()
+    for e in range(pack.num_edges):
+        tree, node = trees[pack.tree_E[e]], int(pack.node_E[e])
+        path = []
+        while node >= 0:
+            path.insert(0, node)
+            node = int(tree.parent_N[node])
+        before = np.concatenate([tree.ids[n] for n in path[:-1]] + [tree.ids[path[-1]][: pack.offset_E[e]]])
+        seen = np.flatnonzero(mask[pack.source_row_E[e]])
+        np.testing.assert_array_equal(pack.ids_T[seen], before)
+        np.testing.assert_array_equal(pack.position_T[seen], np.arange(len(before)))
+        assert pack.target_id_E[e] == tree.ids[path[-1]][pack.offset_E[e]]
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees=forests(), slack=st.integers(0, 30), sharing=st.sampled_from(["tree", "rows"]))
+def test_every_plan(trees: list[TreeInput], slack: int, sharing: str) -> None:
+    budget = longest(trees) + slack
+    made = plan(trees, tokens=budget, sharing=sharing)
+    want = sorted(
+        (index, first + j, int(node), offset)
+        for index, (tree, first) in enumerate(
+            zip(trees, np.cumsum([0, *(len(t.trajectories) for t in trees)]), strict=False)
+        )
+        for j, trajectory in enumerate(tree.trajectories)
+        for node in trajectory.owned_O
+        for offset in range(len(tree.ids[node]))
+    )
+    came: list[tuple[int, ...]] = []
+    home: dict[int, int] = {}
+    for number, pack in enumerate(made.packs):
+        assert 0 < pack.num_tokens <= budget
+        check_context(trees, pack)
+        assert pack.segments.num_pairs == int(dense_mask(pack.segments).sum())
+        came += map(tuple, np.stack([pack.tree_E, pack.trajectory_E, pack.node_E, pack.offset_E], 1))
+        for trajectory in np.unique(pack.trajectory_E):
+            assert home.setdefault(int(trajectory), number) == number  # owned tokens stay together
+            here = pack.trajectory_E == trajectory
+            assert (pack.trajectory_tokens_E[here] == here.sum()).all()
+    assert sorted(came) == want
+    for tree in trees:
+        shares = np.concatenate([p.weight_E[p.execution_E == tree.execution] for p in made.packs])
+        assert tree.num_owned == len(shares)
+        assert len(shares) == 0 or np.isclose(shares.sum(), 1.0)
+    assert made.num_executions == sum(t.num_owned > 0 for t in trees)
+    assert made.num_packed_tokens == sum(pack.num_tokens for pack in made.packs)
+    if sharing == "tree":
+        assert made.num_distinct_tokens <= made.num_packed_tokens <= made.num_unpacked_tokens
+        assert made.num_packed_tokens <= made.bound_tokens + 1e-9
+        assert plan(trees, tokens=10**6).num_packed_tokens == made.num_distinct_tokens
+    else:
+        assert made.num_packed_tokens == made.num_unpacked_tokens
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees=forests(max_trees=2), sharing=st.sampled_from(["tree", "rows"]))
+def test_blocks_tile_the_mask_once(trees: list[TreeInput], sharing: str) -> None:
+    (pack,) = plan(trees, tokens=10**6, sharing=sharing).packs
+    hits = np.zeros((pack.num_tokens, pack.num_tokens), int)
+    for block in blocks_of(pack.segments):
+        live = np.ones((block.q_end - block.q_start, block.k_end - block.k_start), int)
+        hits[block.q_start : block.q_end, block.k_start : block.k_end] += np.tril(live) if block.causal else live
+    np.testing.assert_array_equal(hits, dense_mask(pack.segments).int())
+
+
+def test_a_plan_is_deterministic() -> None:
+    trees = [make_tree([-1, 0, 0, 1, 1], [5, 4, 6, 3, 4], [False, True, True, True, True], seed=s) for s in range(3)]
+    trees = [replace(tree, execution=e) for e, tree in enumerate(trees)]
+    one, two = (plan(trees, tokens=20) for _ in range(2))
+    for a, b in zip(one.packs, two.packs, strict=True):
+        np.testing.assert_array_equal(a.ids_T, b.ids_T)
+        np.testing.assert_array_equal(a.trajectory_E, b.trajectory_E)
+
+
+def test_the_cut_replays_the_shorter_prefix() -> None:
+    # Root 10; two halves that fork again after 8 more tokens: cutting between the halves replays 10, inside one 18.
+    tree = make_tree(
+        [-1, 0, 0, 1, 1, 2, 2], [10, 8, 8, 4, 4, 4, 4], [False, False, False, True, True, True, True], keep=9
+    )
+    made = plan([tree], tokens=27)
+    assert (made.num_distinct_tokens, made.num_packed_tokens, len(made.packs)) == (42, 52, 2)
+
+
+def test_small_executions_share_a_pack() -> None:
+    trees = [make_tree([-1, 0], [3, 2], [False, True], execution=e) for e in range(5)]
+    assert [pack.num_tokens for pack in plan(trees, tokens=15).packs] == [15, 10]
+
+
+def test_refusals_name_the_mend() -> None:
+    tree = make_tree([-1, 0], [5, 4], [False, True], execution=7)
+    with pytest.raises(DataError, match=r"got 9 in trajectory 0 of execution 7; set pack\.tokens to 9 or more"):
+        plan([tree], tokens=8)
+    with pytest.raises(ConfigError, match="at least 1 token"):
+        plan([tree], tokens=0)
+    with pytest.raises(DataError, match="one tree per execution"):
+        plan([tree, tree], tokens=100)
+
+
+def test_flops_by_formula() -> None:
+    shape = ModelShape(num_layers=2, hidden=8, ffn=16, num_heads=4, num_kv_heads=2, head_dim=2, vocab=11)
+    made = plan([make_tree([-1, 0], [3, 2], [False, True])], tokens=9)
+    weights = 2 * (8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16)  # q, k and v, o, gate-up-down over two layers
+    attention = 4 * (5 * 6 // 2) * 2 * 4 * 2
+    assert flops(made, shape) == 3 * (2 * 5 * weights + attention + 2 * 2 * 8 * 11)
