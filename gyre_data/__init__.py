@@ -21,6 +21,7 @@ _EXPORTS: dict[str, str] = {
     "find_run": "store",
     "open": "store",
     "score": "scores",
+    "stats": "counts",
 }
 
 __all__ = sorted(_EXPORTS)

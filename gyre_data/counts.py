@@ -1,0 +1,269 @@
+"""Counts over trees and runs: how much is recorded, shared, lost and trainable. `gyre stats` shows them.
+
+Definitions, so that two people count the same:
+- a *message node* renders a message or is a sampled output; generation prompts and template nodes are left out;
+- *occurrences* are the message nodes summed over the candidate trajectories, as if each were expanded by itself;
+  sharing = occurrences / distinct message nodes on those trajectories, and the same in tokens of all nodes;
+- a *false fork* is a call that left the recorded path because a technical check failed (`fork_check` is set), not
+  because the client's history had changed; rewinds, rewrites, compactions and sub-agents are real forks;
+- *trainable* tokens are those an RL loss may take before J_max; *kept* tokens are those it takes with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from typing import Any, cast
+
+import numpy as np
+
+from .admission import keep
+from .eligible import candidates, eligibility
+from .execution import ExecutionInfo, executions
+from .schema import Author, CallStatus, DeliveryState, NodeKind, ScoreStatus
+from .scores import scores_by_execution
+from .tree import Forest, Tables, Tree
+from .types import Score
+
+__all__ = ["EvaluatorCounts", "Stats", "TreeCounts", "count_tree", "stats"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeCounts:
+    """Counts of one tree; those of several trees add up."""
+
+    calls: int = 0
+    calls_failed: int = 0
+    calls_aborted: int = 0
+    calls_undelivered: int = 0
+    calls_delivery_unknown: int = 0
+    turns: int = 0
+    """Calls whose prompt was rendered."""
+    nodes: int = 0
+    message_nodes: int = 0
+    trajectories: int = 0
+    """Candidates: paths to an eligible output without an eligible output below."""
+    trajectories_kept: int = 0
+    trajectory_message_nodes: int = 0
+    """Distinct message nodes on the candidates."""
+    occurrences: int = 0
+    distinct_tokens: int = 0
+    prompt_tokens: int = 0
+    """Tokens sent to engines, summed over calls."""
+    trajectory_tokens: int = 0
+    """Distinct tokens on the candidates."""
+    expanded_tokens: int = 0
+    sampled_tokens: int = 0
+    trainable_tokens: int = 0
+    kept_tokens: int = 0
+    false_forks: int = 0
+    false_fork_tokens: int = 0
+    """Recorded tokens that false forks did not reuse."""
+    forks: Counter[str] = field(default_factory=Counter)
+    """Calls by branch reason, false forks left out."""
+    role_tokens: Counter[str] = field(default_factory=Counter)
+    """Distinct tokens by the role of the call that added them."""
+    role_calls: Counter[str] = field(default_factory=Counter)
+    version_tokens: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens by policy version; `unknown` where none was recorded."""
+    not_trained: Counter[str] = field(default_factory=Counter)
+    """Calls whose output is not trained, by reason."""
+
+    @property
+    def repeats(self) -> int:
+        """Message nodes that expansion would hold more than once, in excess."""
+        return self.occurrences - self.trajectory_message_nodes
+
+    @property
+    def sharing_nodes(self) -> float | None:
+        """Occurrences per distinct message node; None without candidates."""
+        return self.occurrences / self.trajectory_message_nodes if self.trajectory_message_nodes else None
+
+    @property
+    def sharing(self) -> float | None:
+        """Expanded tokens per distinct token; None without candidates."""
+        return self.expanded_tokens / self.trajectory_tokens if self.trajectory_tokens else None
+
+    def __add__(self, other: TreeCounts) -> TreeCounts:
+        return TreeCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
+    """Count one execution's tree."""
+    judged = eligibility(tree)
+    paths = [candidate.path for candidate in candidates(tree, judged)]
+    kept, _ = keep(tree, judged, j_max=j_max)
+    message_N = ((tree.kind_N == NodeKind.PROMPT) & (tree.author_N != Author.TEMPLATE)) | (
+        tree.kind_N == NodeKind.OUTPUT
+    )
+    times_N = np.zeros(len(tree), np.int64)
+    for path in paths:
+        times_N[path] += 1
+    tokens_N = tree.num_tokens_N
+    false = [call for call in tree.calls if call.fork_check is not None]
+    states = [tree.delivery.get(call.call_id) for call in tree.calls]
+    return TreeCounts(
+        calls=len(tree.calls),
+        calls_failed=sum(call.status == CallStatus.FAILED for call in tree.calls),
+        calls_aborted=sum(call.status == CallStatus.ABORTED for call in tree.calls),
+        calls_undelivered=sum(s in (DeliveryState.UNDELIVERED, DeliveryState.ABANDONED) for s in states),
+        calls_delivery_unknown=states.count(None),
+        turns=sum(call.prompt_node is not None for call in tree.calls),
+        nodes=len(tree),
+        message_nodes=int(message_N.sum()),
+        trajectories=len(paths),
+        trajectories_kept=len(kept),
+        trajectory_message_nodes=int((message_N & (times_N > 0)).sum()),
+        occurrences=int(times_N[message_N].sum()),
+        distinct_tokens=tree.num_tokens,
+        prompt_tokens=sum(call.prompt_tokens or 0 for call in tree.calls),
+        trajectory_tokens=int(tokens_N[times_N > 0].sum()),
+        expanded_tokens=int((tokens_N * times_N).sum()),
+        sampled_tokens=int(tokens_N[tree.author_N == Author.POLICY].sum()),
+        trainable_tokens=int(tokens_N[judged.trainable_N].sum()),
+        kept_tokens=sum(t.num_owned for t in kept),
+        false_forks=len(false),
+        false_fork_tokens=sum(call.tokens_lost or 0 for call in false),
+        forks=Counter(str(c.branch_reason) for c in tree.calls if c.branch_reason and c.fork_check is None),
+        role_tokens=_role_tokens(tree),
+        role_calls=Counter(str(call.agent_role) for call in tree.calls),
+        version_tokens=_version_tokens(tree),
+        not_trained=Counter(str(reason) for reason, _ in judged.reasons.values()),
+    )
+
+
+def _role_tokens(tree: Tree) -> Counter[str]:
+    role = {call.call_id: str(call.agent_role) for call in tree.calls}
+    found: Counter[str] = Counter()
+    for call_id, num_tokens in zip(tree.call_of_N, tree.num_tokens_N.tolist(), strict=True):
+        found[role.get(call_id, "unknown")] += num_tokens
+    return found
+
+
+def _version_tokens(tree: Tree) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for i in np.flatnonzero(tree.author_N == Author.POLICY).tolist():
+        spans = tree.versions(i)
+        if spans is None:
+            found["unknown"] += int(tree.num_tokens_N[i])
+        for span in spans or ():
+            found[f"{span.policy_id}:{span.n}"] += span.end - span.start
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluatorCounts:
+    """Verdicts of one evaluator and version; `mean` is over the values of its scored rows."""
+
+    evaluator: str
+    scored: int
+    failed: int
+    skipped: int
+    partial: int
+    mean: float | None
+    minimum: float | None
+    maximum: float | None
+    first_failed_at: datetime | None
+    last_failed_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stats:
+    """Counts of one or more runs."""
+
+    executions: int
+    by_state: dict[str, int]
+    """running, scored, evaluator_failed (tried, never scored), unscored."""
+    end_reasons: dict[str, int]
+    tasks: int
+    groups: int
+    duration_p50_s: float | None
+    """Median time from start to end, over ended executions."""
+    evaluators: tuple[EvaluatorCounts, ...]
+    trees: TreeCounts
+    j_max: int | None
+
+    @property
+    def sharing(self) -> float | None:
+        """Expanded tokens per distinct token."""
+        return self.trees.sharing
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for `--json`; what is not known is null."""
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("evaluators", "trees")}
+        for name in (*(f.name for f in fields(self.trees)), "repeats", "sharing_nodes", "sharing"):
+            value = getattr(self.trees, name)
+            out[name] = dict(sorted(value.items())) if isinstance(value, Counter) else value
+        times = ("first_failed_at", "last_failed_at")
+        told = [asdict(evaluator) for evaluator in self.evaluators]
+        out["evaluators"] = [{**one, **{name: one[name] and one[name].isoformat() for name in times}} for one in told]
+        return out
+
+
+def stats(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> Stats:
+    """Count what one or more runs hold."""
+    every: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
+    known: list[ExecutionInfo] = []
+    states: Counter[str] = Counter()
+    rows: list[Score] = []
+    total = TreeCounts()
+    groups: set[tuple[int, str]] = set()
+    for number, run in enumerate(every):
+        forest, scores = Forest(run), scores_by_execution(run)
+        for info in executions(run).values():
+            known.append(info)
+            states[_state(info, scores.get(info.execution_id, ()))] += 1
+            if info.group_id is not None:
+                groups.add((number, info.group_id))
+            if info.execution_id in forest:
+                total += count_tree(forest.tree(info.execution_id), j_max=j_max)
+        rows += [row for found in scores.values() for row in found]
+    took = [(e.ended_at - e.started_at).total_seconds() for e in known if e.ended_at and e.started_at]
+    return Stats(
+        executions=len(known),
+        by_state=dict(states),
+        end_reasons=dict(Counter(str(e.end_reason or "unknown") for e in known if not e.running)),
+        tasks=len({e.task_id for e in known if e.task_id is not None}),
+        groups=len(groups),
+        duration_p50_s=float(np.median(took)) if took else None,
+        evaluators=_evaluators(rows),
+        trees=total,
+        j_max=j_max,
+    )
+
+
+def _state(info: ExecutionInfo, scores: Iterable[Score]) -> str:
+    status = {score.status for score in scores}
+    if ScoreStatus.SCORED in status:
+        return "scored"
+    if info.running:
+        return "running"
+    return "evaluator_failed" if ScoreStatus.FAILED in status else "unscored"
+
+
+def _evaluators(rows: Iterable[Score]) -> tuple[EvaluatorCounts, ...]:
+    by_name: dict[str, list[Score]] = {}
+    for row in rows:
+        version = f"@{row.evaluator_version}" if row.evaluator_version else ""
+        by_name.setdefault(row.evaluator + version, []).append(row)
+    return tuple(_evaluator(name, found) for name, found in sorted(by_name.items()))
+
+
+def _evaluator(name: str, rows: Sequence[Score]) -> EvaluatorCounts:
+    values = [row.value for row in rows if row.value is not None and math.isfinite(row.value)]
+    failed = [row.at for row in rows if row.status == ScoreStatus.FAILED]
+    return EvaluatorCounts(
+        evaluator=name,
+        scored=sum(row.status == ScoreStatus.SCORED for row in rows),
+        failed=len(failed),
+        skipped=sum(row.status == ScoreStatus.SKIPPED for row in rows),
+        partial=sum(bool(row.partial) for row in rows),
+        mean=math.fsum(values) / len(values) if values else None,
+        minimum=min(values, default=None),
+        maximum=max(values, default=None),
+        first_failed_at=min(failed, default=None),
+        last_failed_at=max(failed, default=None),
+    )
