@@ -10,7 +10,7 @@ import orjson
 from anthropic.types.raw_message_delta_event import Delta
 from pydantic import BaseModel
 
-from gyre_proxy.dialects.base import ReplyContext, mint_call_id
+from gyre_proxy.dialects.base import ReplyContext, line_safe, mint_call_id
 from gyre_proxy.message import Reasoning, Reply, ReplyEvent, Text, ToolCall, Usage
 from gyre_proxy.parse import fold
 
@@ -131,7 +131,7 @@ class AnthropicStream:
 
     def error(self, kind: str, message: str) -> bytes:
         """`event: error`; every client takes the reply as failed."""
-        return b"event: error\ndata: " + error_body(kind, message) + b"\n\n"
+        return b"event: error\ndata: " + line_safe(error_body(kind, message)) + b"\n\n"
 
     def _tool_call(self, event: ToolCall) -> bytes:
         out = self._close()
@@ -172,8 +172,8 @@ class AnthropicStream:
 
 
 def _sse(event: BaseModel) -> bytes:
-    kind = cast(Any, event).type
-    return f"event: {kind}\ndata: {event.model_dump_json(exclude_unset=True)}\n\n".encode()
+    payload = line_safe(event.model_dump_json(exclude_unset=True).encode())
+    return b"event: " + cast(Any, event).type.encode() + b"\ndata: " + payload + b"\n\n"
 
 
 def _tool_use(call: ReplyContext, event: ToolCall, index: int, arguments: dict[str, object]) -> sdk.ToolUseBlock:

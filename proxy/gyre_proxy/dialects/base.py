@@ -23,6 +23,7 @@ __all__ = [
     "Dialect",
     "ReplyContext",
     "StreamEncoder",
+    "line_safe",
     "load_body",
     "mint_call_id",
     "node_of",
@@ -41,6 +42,7 @@ ERROR_KINDS = (
 
 _NODE = re.compile(r"n_[0-9a-f]{20}")
 _CALL_ID = re.compile(r"(?:toolu|call)_(n_[0-9a-f]{20})_[0-9]+")
+_SEPARATORS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -125,6 +127,14 @@ def node_of(echoed: str | None) -> str | None:
         return echoed
     match = _CALL_ID.fullmatch(echoed)
     return match.group(1) if match else None
+
+
+def line_safe(payload: bytes) -> bytes:
+    """JSON without the line separators that JSON allows: many clients split an event stream at these too."""
+    for separator, escape in _SEPARATORS:
+        if separator in payload:
+            payload = payload.replace(separator, escape)
+    return payload
 
 
 def load_body(body: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from openai.types.chat import chat_completion, chat_completion_chunk
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 from openai.types.completion_usage import PromptTokensDetails
 
-from gyre_proxy.dialects.base import ReplyContext, mint_call_id
+from gyre_proxy.dialects.base import ReplyContext, line_safe, mint_call_id
 from gyre_proxy.message import Reply, ReplyEvent, Text, ToolCall, Usage
 
 __all__ = ["STATUSES", "ChatStream", "batch", "error_body"]
@@ -129,7 +129,7 @@ class ChatStream:
 
     def error(self, kind: str, message: str) -> bytes:
         """The error object as an event; official clients raise on it. No `[DONE]` follows."""
-        return b"data: " + error_body(kind, message) + b"\n\n"
+        return b"data: " + line_safe(error_body(kind, message)) + b"\n\n"
 
     def _chunk(self, delta: chat_completion_chunk.ChoiceDelta, reason: _FinishReason | None = None) -> bytes:
         return self._sse([chat_completion_chunk.Choice(index=0, delta=delta, finish_reason=reason)], None)
@@ -144,7 +144,7 @@ class ChatStream:
         )
         if self._call.include_usage:
             chunk.usage = usage
-        return b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+        return b"data: " + line_safe(chunk.model_dump_json(exclude_unset=True).encode()) + b"\n\n"
 
 
 def _arguments(event: ToolCall) -> str:
