@@ -1,0 +1,192 @@
+"""What a call is in its execution: its role, how its prompt relates to the record, and why it does not simply extend.
+
+A call simply extends when it only adds messages after a sampled turn that nothing follows yet. Everything else gets a
+reason and says where it first differs from the newest call of its conversation and what is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gyre_data.schema import AgentRole, BranchReason, Extension
+from gyre_data.types import Ints
+
+from .extend import CannotExtend, StripsThinking
+from .forest import Entry
+from .lineage import CallState, Lineage, Spawn, labelled_conversation, new_conversation
+from .matching import Turn, Walk
+from .message import Message
+from .roles import AgentLabel, base_role
+from .same_turn import echoed_as_sent
+
+__all__ = ["Kinship", "Told", "describe"]
+
+_SUMMARIES = (AgentRole.MAIN_SUMMARY, AgentRole.SUB_AGENT_SUMMARY)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Kinship:
+    """A request laid onto the tree."""
+
+    label: AgentLabel
+    messages: Sequence[Message]
+    walk: Walk
+    copies: Sequence[Turn | None]
+    path: Sequence[Entry]
+    """Nodes of the prompt that exist already."""
+    prompt_ids: Ints
+    prompt_node: str
+    retried: bool
+    """The whole prompt exists already, for the same messages."""
+    from_turn: bool
+    """The ids of the deepest sampled turn were kept."""
+    check: CannotExtend | None
+    quiet: bool
+    """No call is under way."""
+
+    @property
+    def turn(self) -> Turn | None:
+        """The deepest sampled turn that the request continues."""
+        return None if self.walk.last is None else self.walk.turns[self.walk.last]
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether what comes after that turn holds no assistant message."""
+        last = self.walk.last
+        return last is not None and all(message.role != "assistant" for message in self.messages[last + 1 :])
+
+    @property
+    def copied(self) -> Turn | None:
+        """The last sampled turn that is repeated outside its place."""
+        return next((turn for turn in reversed(self.copies) if turn is not None), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Told:
+    """The answers."""
+
+    role: AgentRole
+    role_source: str
+    conversation: str
+    extension: Extension
+    branch_reason: BranchReason | None
+    fork_check: str | None
+    continues_from: str | None
+    spawned_by: Spawn
+    first_difference_message: int | None
+    first_difference_token: int | None
+    tokens_lost: int | None
+
+
+def describe(kin: Kinship, lineage: Lineage) -> Told:
+    """Everything a call's row says about its place."""
+    role, source, conversation = _role(kin, lineage)
+    newest = lineage.newest.get(conversation)
+    sub_agent = base_role(role) is AgentRole.SUB_AGENT
+    spawned_by: Spawn = (None, None)
+    if sub_agent:
+        spawned_by = lineage.spawned_by(kin.label.agent_id, kin.label.parent_agent_id, kin.messages)
+    extension = _extension(kin, lineage, conversation)
+    reason = _reason(kin, extension, role, newest)
+    technical = kin.check is not None and not isinstance(kin.check, StripsThinking)
+    simple = extension in (Extension.BRIDGE, Extension.REPAIR)
+    message, token, lost = (None, None, None) if simple or newest is None else _difference(kin, newest)
+    return Told(
+        role=role,
+        role_source=source,
+        conversation=conversation,
+        extension=extension,
+        branch_reason=reason,
+        fork_check=str(kin.check) if technical else None,
+        continues_from=_continues_from(kin, lineage, extension, reason, conversation, newest),
+        spawned_by=spawned_by,
+        first_difference_message=message,
+        first_difference_token=token,
+        tokens_lost=lost,
+    )
+
+
+def _role(kin: Kinship, lineage: Lineage) -> tuple[AgentRole, str, str]:
+    """Role, how it is known, conversation."""
+    label = kin.label
+    if label.role is not None:
+        conversation = labelled_conversation(label.agent_id, label.role)
+        if label.summary and label.source == "shape":
+            # The words alone prove nothing: there must be a conversation to sum up, and the request must hold it.
+            known = conversation in lineage.newest and bool(kin.path)
+            return (label.role, "shape", conversation) if known else (base_role(label.role), "client", conversation)
+        return label.role, label.source, conversation
+    if kin.retried and (uses := lineage.uses(kin.prompt_node)):
+        return uses[-1].role, "inherited", uses[-1].conversation
+    held = kin.turn or kin.copied
+    if held is not None:
+        call = lineage.call_of(held)
+        return base_role(call.role), "inherited", call.conversation
+    if kin.quiet and not lineage.started:
+        return AgentRole.MAIN, "first", labelled_conversation(None, AgentRole.MAIN)
+    return AgentRole.UNKNOWN, "none", new_conversation(kin.prompt_node)
+
+
+def _extension(kin: Kinship, lineage: Lineage, conversation: str) -> Extension:
+    if kin.retried:
+        same = any(use.conversation == conversation for use in lineage.uses(kin.prompt_node))
+        return Extension.RETRY if same else Extension.FORK
+    turn, last = kin.turn, kin.walk.last
+    if kin.from_turn and turn is not None and last is not None:
+        if not kin.only_adds or turn.entry.children:
+            return Extension.FORK
+        as_sent = echoed_as_sent(turn.reply, kin.messages[last])
+        return Extension.BRIDGE if as_sent else Extension.REPAIR
+    return Extension.FORK if kin.path else Extension.ROOT
+
+
+def _reason(kin: Kinship, extension: Extension, role: AgentRole, newest: CallState | None) -> BranchReason | None:
+    if extension is Extension.RETRY:
+        return BranchReason.RETRY
+    if extension in (Extension.BRIDGE, Extension.REPAIR):
+        return None
+    if newest is None:
+        if base_role(role) is AgentRole.SUB_AGENT:
+            return BranchReason.SUB_AGENT
+        return BranchReason.CONTEXT_REWRITE if extension is Extension.FORK else None
+    if kin.check is not None and kin.only_adds:
+        return BranchReason.TEMPLATE
+    goes_back = kin.from_turn and kin.only_adds
+    if role in _SUMMARIES or (newest.role in _SUMMARIES and not goes_back):
+        return BranchReason.COMPACTION
+    return BranchReason.REWIND if goes_back else BranchReason.CONTEXT_REWRITE
+
+
+def _continues_from(
+    kin: Kinship,
+    lineage: Lineage,
+    extension: Extension,
+    reason: BranchReason | None,
+    conversation: str,
+    newest: CallState | None,
+) -> str | None:
+    if extension is Extension.RETRY:
+        uses = [use for use in lineage.uses(kin.prompt_node) if use.conversation == conversation]
+        return uses[-1].continues_from
+    if reason is BranchReason.COMPACTION and newest is not None and newest.role in _SUMMARIES:
+        return newest.call_id
+    held = kin.turn or kin.copied
+    return held.call_id if held is not None else None
+
+
+def _difference(kin: Kinship, newest: CallState) -> tuple[int, int, int]:
+    """First message and first token that differ from the newest call's path, and how many of its tokens are lost."""
+    old = newest.end.path()
+    shared = 0
+    while shared < min(len(old), len(kin.path)) and old[shared] is kin.path[shared]:
+        shared += 1
+    kept = old[:shared]
+    ids = newest.end.path_ids()
+    width = min(len(ids), len(kin.prompt_ids))
+    differs = np.flatnonzero(ids[:width] != kin.prompt_ids[:width])
+    token = int(differs[0]) if len(differs) else width
+    lost = len(ids) - (kept[-1].end_pos if kept else 0)
+    return sum(node.num_messages for node in kept), token, lost
