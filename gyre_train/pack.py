@@ -18,20 +18,9 @@ from typing import Any
 import numpy as np
 
 from gyre_data.errors import AlignmentError, DataError
+from gyre_train.segment_table import Array, SegmentTable, check_array
 
-__all__ = ["Pack", "Piece", "SegmentTable", "TrajectoryInput", "TreeInput", "lay_out", "node_values", "subtree_ends"]
-
-Array = np.ndarray[Any, Any]
-
-
-def _check(name: str, array: object, kinds: str, length: int | None = None) -> Array:
-    """The one border check: a one-dimensional array of a dtype kind and, where it is known, a length."""
-    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in kinds:
-        came = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise AlignmentError(f"{name}: wanted a 1-d array of kind {kinds}, got {came}; convert it before packing")
-    if length is not None and len(array) != length:
-        raise AlignmentError(f"{name}: wanted {length} values, got {len(array)}; nothing is padded, fix the source")
-    return array
+__all__ = ["Pack", "Piece", "SegmentTable", "TrajectoryInput", "TreeInput", "lay_out", "node_values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +55,10 @@ class TreeInput:
 
     def __post_init__(self) -> None:
         num_nodes = len(self.ids)
-        _check("parent_N", self.parent_N, "iu", num_nodes)
-        _check("temperature_N", self.temperature_N, "f", num_nodes)
+        check_array("parent_N", self.parent_N, "iu", num_nodes)
+        check_array("temperature_N", self.temperature_N, "f", num_nodes)
         for node, ids in enumerate(self.ids):
-            _check(f"ids[{node}]", ids, "iu")
+            check_array(f"ids[{node}]", ids, "iu")
         if num_nodes and not bool(np.all((self.parent_N < np.arange(num_nodes)) & (self.parent_N >= -1))):
             raise AlignmentError(
                 "parent_N: wanted parents before children and -1 for roots, got another order; sort it"
@@ -82,14 +71,14 @@ class TreeInput:
                 raise AlignmentError(f"{name}: wanted {num_nodes} nodes, got {len(values)}; give None for prompt nodes")
             for node, value in enumerate(values):
                 if value is not None:
-                    _check(f"{name}[{node}]", value, "f", len(self.ids[node]))
+                    check_array(f"{name}[{node}]", value, "f", len(self.ids[node]))
         for index, trajectory in enumerate(self.trajectories):
             self._check_trajectory(index, trajectory)
 
     def _check_trajectory(self, index: int, trajectory: TrajectoryInput) -> None:
         where = f"trajectory {index} of execution {self.execution}"
-        path_P = _check(f"path_P of {where}", trajectory.path_P, "iu")
-        owned_O = _check(f"owned_O of {where}", trajectory.owned_O, "iu")
+        path_P = check_array(f"path_P of {where}", trajectory.path_P, "iu")
+        owned_O = check_array(f"owned_O of {where}", trajectory.owned_O, "iu")
         if not len(path_P) or not np.array_equal(self.parent_N[path_P], np.append(-1, path_P[:-1])):
             raise AlignmentError(f"{where}: wanted a path from a root down, got {path_P}; rebuild it from the parents")
         kept_O = path_P[np.isin(path_P, owned_O)]
@@ -123,60 +112,6 @@ class TreeInput:
         if not len(owned_O):
             return kept.path_P[:0]
         return kept.path_P[: int(np.flatnonzero(kept.path_P == owned_O[-1])[0]) + 1]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentTable:
-    """Who sees whom: contiguous runs of rows in depth-first order, each with its parent (-1 for a root)."""
-
-    start_S: Array
-    end_S: Array
-    parent_S: Array
-
-    def __post_init__(self) -> None:
-        num_segments = len(_check("start_S", self.start_S, "i"))
-        _check("end_S", self.end_S, "i", num_segments)
-        _check("parent_S", self.parent_S, "i", num_segments)
-        contiguous = bool(np.all(self.start_S == np.append(0, self.end_S[:-1]))) if num_segments else True
-        if not contiguous or bool(np.any(self.end_S <= self.start_S)):
-            raise AlignmentError(
-                "segments: wanted non-empty runs that tile the rows, got gaps or overlaps; lay out again"
-            )
-        stack: list[int] = []
-        for segment, parent in enumerate(self.parent_S):
-            while stack and stack[-1] != parent:
-                stack.pop()
-            if parent != -1 and not stack:
-                raise AlignmentError(
-                    f"segments: wanted depth-first order, got parent {parent} of {segment} after its subtree had "
-                    "ended; use lay_out"
-                )
-            stack.append(segment)
-
-    @property
-    def num_rows(self) -> int:
-        """T."""
-        return int(self.end_S[-1]) if len(self.end_S) else 0
-
-    @property
-    def num_pairs(self) -> int:
-        """Live cells of the attention mask: what exact tree attention must compute."""
-        size_S = self.end_S - self.start_S
-        above_S = np.zeros(len(size_S), dtype=np.int64)
-        for segment, parent in enumerate(self.parent_S):
-            if parent >= 0:
-                above_S[segment] = above_S[parent] + size_S[parent]
-        return int(np.sum(size_S * (size_S + 1) // 2 + size_S * above_S))
-
-
-def subtree_ends(segments: SegmentTable) -> Array:
-    """First row behind each segment's subtree; row q sees row k iff q >= k and q < the end of k's segment's subtree."""
-    ends_S = segments.end_S.astype(np.int64)
-    for segment in range(len(ends_S) - 1, -1, -1):
-        parent = segments.parent_S[segment]
-        if parent >= 0:
-            ends_S[parent] = max(ends_S[parent], ends_S[segment])
-    return ends_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,12 +169,17 @@ class Pack:
     @property
     def logit_row_U(self) -> Array:
         """Rows that need logits, ascending, each once however many edges leave it."""
-        return np.unique(self.source_row_E)
+        return np.flatnonzero(self._edge_rows())
 
     @property
     def edge_logit_E(self) -> Array:
         """Index of each edge's row in `logit_row_U`."""
-        return np.searchsorted(self.logit_row_U, self.source_row_E)
+        return (np.cumsum(self._edge_rows()) - 1)[self.source_row_E]
+
+    def _edge_rows(self) -> Array:
+        out_T = np.zeros(self.num_tokens, dtype=bool)
+        out_T[self.source_row_E] = True
+        return out_T
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -402,7 +342,7 @@ def node_values(
     """
     out: list[list[Array | None]] = [[None] * len(tree.ids) for tree in trees]
     for pack, value_E in zip(packs, values, strict=True):
-        _check("values", value_E, "f", pack.num_edges)
+        check_array("values", value_E, "f", pack.num_edges)
         start_C = np.flatnonzero(pack.offset_E == 0)  # edges of a node stand together, in token order
         for start, end in zip(start_C, np.append(start_C[1:], pack.num_edges), strict=True):
             out[pack.tree_E[start]][pack.node_E[start]] = np.array(value_E[start:end])

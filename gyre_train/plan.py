@@ -17,7 +17,8 @@ from enum import StrEnum
 import numpy as np
 
 from gyre_data.errors import ConfigError, DataError
-from gyre_train.pack import Array, Pack, Piece, TreeInput, lay_out
+from gyre_train.pack import Pack, Piece, TreeInput, lay_out
+from gyre_train.segment_table import Array
 
 __all__ = ["ModelShape", "Plan", "Sharing", "flops", "plan"]
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gyre_data.errors import AlignmentError, ConfigError
-from gyre_train.pack import SegmentTable
+from gyre_train.segment_table import SegmentTable
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gyre_train.pack import SegmentTable, subtree_ends
+from gyre_train.segment_table import SegmentTable, subtree_ends
 
 __all__ = ["dense_attention", "dense_mask"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gyre_data.errors import ConfigError
-from gyre_train.pack import SegmentTable, subtree_ends
+from gyre_train.segment_table import SegmentTable, subtree_ends
 
 __all__ = ["AtenFlash", "Block", "BlockKernel", "VarlenFlash", "blocks_of", "segment_attention"]
 
