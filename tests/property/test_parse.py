@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.utils.chat_parsing import parse_response
 
-from gyre_proxy.message import Reasoning, Text, ToolCall
+from gyre_proxy.message import Text, ToolCall
 from gyre_proxy.parse import Detokenizer, ReplyParser, fold, hidden_ids, parse_reply
 from tests.support.toy_tokenizer import SPECIAL, ToyTokenizer, decode, encode
 

@@ -173,7 +173,8 @@ class AnthropicStream:
 
 def _sse(event: BaseModel) -> bytes:
     payload = line_safe(event.model_dump_json(exclude_unset=True).encode())
-    return b"event: " + cast(Any, event).type.encode() + b"\ndata: " + payload + b"\n\n"
+    kind = str(cast(Any, event).type).encode()
+    return b"event: " + kind + b"\ndata: " + payload + b"\n\n"
 
 
 def _tool_use(call: ReplyContext, event: ToolCall, index: int, arguments: dict[str, object]) -> sdk.ToolUseBlock:
