@@ -1,0 +1,330 @@
+"""The settings of a training run: one frozen tree, read from one TOML file and `--section.key=value` overrides.
+
+A key that does not exist is an error that names the nearest one; a value of another type is an error that says which.
+Nothing here loads torch, so that a wrong file is refused at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from gyre_data.errors import ConfigError
+
+__all__ = [
+    "DataConfig",
+    "ModelConfig",
+    "OutputConfig",
+    "PackConfig",
+    "ParallelConfig",
+    "PublishConfig",
+    "TrainConfig",
+    "TrainingConfig",
+    "load_config",
+    "to_toml",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """The policy that is trained."""
+
+    path: str = ""
+    """Hugging Face folder (Llama, Qwen2, Qwen3) or a checkpoint of an earlier training run."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type of weights and activations; below float32 the optimiser keeps float32 copies."""
+    device: str = "cpu"
+    """`cpu` (gloo) or `cuda` (nccl; written, not yet verified)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """What is trained on."""
+
+    runs: tuple[str, ...] = ()
+    """Folders of recorded runs."""
+    chat: tuple[str, ...] = ()
+    """Chat files for SFT: JSON lines of {"messages": [...], "tools": [...]}; assistant turns are trained."""
+    count: Literal["once", "per_row"] = "once"
+    """A token shared by several trajectories is trained once, or once in each of them (oracle, SFT import)."""
+    j_max: int = 5
+    """Trajectories kept per execution."""
+    evaluators: dict[str, float] | None = None
+    """Weight of each evaluator in the reward; unset: every evaluator counts 1."""
+    scale: Literal["std", "none"] = "std"
+    """Whether advantages are divided by the group's standard deviation."""
+    drop_zero_variance: bool = False
+    """Leave executions of groups without signal out of E instead of counting them with advantage 0."""
+    epochs: int = 1
+    """Times each execution is trained; more than 1 is for SFT only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Loss and optimiser."""
+
+    loss: Literal["rl", "sft"] = "rl"
+    """`rl`: sequence-ratio policy loss on sampled tokens; `sft`: plain log-likelihood."""
+    steps: int = 0
+    """Optimiser steps in total over all sessions of this run; 0: until the data is used up."""
+    executions_per_step: int = 16
+    """E: executions of one optimiser step."""
+    steps_per_burst: int = 1
+    """K: optimiser steps between two pulls of the anchor when anchor = "burst"."""
+    anchor: Literal["auto", "burst", "step", "behaviour"] = "auto"
+    """Weights behind logp_old; auto: behaviour for data of the model's own lineage, step otherwise."""
+    clip_low: float = 0.995
+    """Lower end of the sequence ratio's clip range."""
+    clip_high: float = 1.005
+    """Upper end of it."""
+    weight_cap: float = 5.0
+    """Cap of the behaviour correction exp(logp_old - logp_behaviour)."""
+    lr: float = 1e-6
+    """Learning rate after warm-up."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up."""
+    weight_decay: float = 0.0
+    """AdamW decay; never on norm gains and biases."""
+    beta1: float = 0.9
+    """AdamW first moment."""
+    beta2: float = 0.95
+    """AdamW second moment."""
+    eps: float = 1e-8
+    """AdamW denominator floor."""
+    clip_grad: float = 1.0
+    """Largest gradient norm of a step; 0 only measures it."""
+    seed: int = 0
+    """Order of the executions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackConfig:
+    """How trees become forward passes."""
+
+    tokens: int = 8192
+    """Most tokens in one pack."""
+    attention: Literal["segments", "reference"] = "segments"
+    """Tree attention: `segments` (exact, skips dead cells) or `reference` (dense mask)."""
+    share: bool = True
+    """Lay shared prefixes out once; false trains each trajectory as its own rows (same gradients, for comparison)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """Processes."""
+
+    tp: int = 1
+    """Tensor-parallel ranks, all on this machine; started by `gyre train` itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputConfig:
+    """The trainer's own folder."""
+
+    dir: str = ""
+    """Ledger, steps, metrics.jsonl and checkpoints; training resumes from what is there."""
+    policy_id: str | None = None
+    """Lineage of the versions made (`policy_id:n`); unset: the folder's name and a random suffix."""
+    save_every: int = 10
+    """Steps between checkpoints; the last step and every published step are always kept."""
+    keep: int = 2
+    """Checkpoints kept; older ones are deleted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishConfig:
+    """Engines that get the new weights."""
+
+    engines: tuple[str, ...] = ()
+    """Base URLs; each is paused (retract), loaded, flushed, confirmed and continued."""
+    proxy: str | None = None
+    """Base URL of the proxy that is told the new version."""
+    every: int = 1
+    """Steps between publishes; the last step is always published."""
+    timeout_s: float = 600.0
+    """Longest wait for one engine's answer; an engine that hangs is reported, training goes on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """All of it, as resolved."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    pack: PackConfig = field(default_factory=PackConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    publish: PublishConfig = field(default_factory=PublishConfig)
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> TrainingConfig:
+    """Read a TOML file (None: defaults) and apply overrides of the form `--section.key=value`; check the result.
+
+    Relative paths in the file are relative to the working directory, as on the command line.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"training config: wanted a TOML file, {path} does not exist; check the path") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"training config {path}: wanted TOML, got a syntax error: {error}; fix it") from None
+    for override in overrides:
+        _apply_override(tree, override)
+    config = _build(tree)
+    _check(config)
+    return config
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    name, equals, text = override.removeprefix("--").partition("=")
+    section, dot, key = name.partition(".")
+    if not override.startswith("--") or not equals or not dot or not key:
+        raise ConfigError(f"override: wanted --section.key=value, got {override!r}; write for example --train.lr=1e-5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    target = tree.setdefault(section, {})
+    *tables, leaf = key.split(".")
+    for table in tables:
+        target = target.setdefault(table, {})
+    target[leaf] = value
+
+
+def _build(tree: Mapping[str, Any]) -> TrainingConfig:
+    known = {f"{s.name}.{f.name}" for s in fields(TrainingConfig) for f in fields(_section_type(s.name))}
+    sections = {s.name for s in fields(TrainingConfig)}
+    built = {}
+    for section, values in tree.items():
+        if section not in sections or not isinstance(values, Mapping):
+            raise _unknown(section, sorted(sections))
+        section_type = _section_type(section)
+        hints = get_type_hints(section_type)
+        for key in values:
+            if key not in hints:
+                raise _unknown(f"{section}.{key}", sorted(known))
+        arguments = {key: _convert(f"{section}.{key}", value, hints[key]) for key, value in values.items()}
+        built[section] = section_type(**arguments)
+    return TrainingConfig(**built)
+
+
+def _section_type(name: str) -> type:
+    section_type: type = get_type_hints(TrainingConfig)[name]
+    return section_type
+
+
+def _unknown(name: str, known: list[str]) -> ConfigError:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    leaf = name.rpartition(".")[2]
+    same_leaf = difflib.get_close_matches(leaf, [k.rpartition(".")[2] for k in known], n=1, cutoff=0.75)
+    if same_leaf:
+        nearest = min(
+            (k for k in known if k.rpartition(".")[2] == same_leaf[0]),
+            key=lambda k: -difflib.SequenceMatcher(a=k, b=name).ratio(),
+        )
+    return ConfigError(f"unknown key {name}; nearest {nearest}")
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the declared type, or raise an error that says what was wanted."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (types.UnionType, Union):
+        inner = next(a for a in arguments if a is not type(None))
+        return None if value is None else _convert(name, value, inner)
+    if origin is Literal:
+        if value not in arguments:
+            raise ConfigError(f"{name}: wanted one of {', '.join(map(str, arguments))}, got {value!r}; pick one")
+        return value
+    if origin is tuple:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise ConfigError(f'{name}: wanted a list of strings, got {value!r}; write ["a", "b"]')
+        return tuple(items)
+    if origin is dict:
+        if not isinstance(value, Mapping) or not all(_is_number(weight) for weight in value.values()):
+            raise ConfigError(f"{name}: wanted a table of numbers, got {value!r}; write {{ pytest = 1.0 }}")
+        return {key: float(weight) for key, weight in value.items()}
+    if hint is float and _is_number(value):
+        return float(value)
+    if type(value) is not hint:
+        raise ConfigError(f"{name}: wanted {hint.__name__}, got {value!r}; change its type")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_POSITIVE = (
+    *(
+        "data.j_max",
+        "data.epochs",
+        "train.executions_per_step",
+        "train.steps_per_burst",
+        "train.lr",
+        "train.weight_cap",
+    ),
+    *("pack.tokens", "parallel.tp", "output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
+)
+
+
+def _check(config: TrainingConfig) -> None:
+    """Refuse what cannot work and settings that would have no effect."""
+    data, train = config.data, config.train
+    if not config.model.path:
+        raise ConfigError("model.path: wanted a Hugging Face folder, got nothing; set model.path")
+    if not config.output.dir:
+        raise ConfigError("output.dir: wanted a folder for ledger and checkpoints, got nothing; set output.dir")
+    if not data.runs and not data.chat:
+        raise ConfigError("data: wanted recorded runs or chat files, got neither; set data.runs or data.chat")
+    if train.loss == "rl" and data.chat:
+        raise ConfigError('data.chat: chat files have no sampled tokens; use train.loss = "sft" or data.runs')
+    if train.loss == "rl" and data.epochs != 1:
+        raise ConfigError(f"data.epochs: an execution is used once by rl, got {data.epochs}; set it to 1")
+    if train.loss == "sft" and train.anchor != "auto":
+        raise ConfigError(f"train.anchor = {train.anchor} has no effect on sft; remove it")
+    if train.steps_per_burst > 1 and train.anchor != "burst":
+        raise ConfigError(
+            f'train.steps_per_burst = {train.steps_per_burst} has no effect with anchor = {train.anchor}; '
+            'set train.anchor = "burst"'
+        )  # fmt: skip
+    for name in _POSITIVE:
+        section, _, key = name.partition(".")
+        value = getattr(getattr(config, section), key)
+        if not value > 0:
+            raise ConfigError(f"{name}: wanted a number above 0, got {value}; raise it")
+    if not 0 < train.clip_low <= 1 <= train.clip_high:
+        raise ConfigError(
+            f"train.clip_low, clip_high: wanted 0 < low <= 1 <= high, got {train.clip_low}, {train.clip_high}; fix them"
+        )
+
+
+def to_toml(config: TrainingConfig) -> str:
+    """Return the resolved config as TOML that `load_config` reads back to the same tree."""
+    lines = []
+    for section, values in asdict(config).items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    return repr(value)

@@ -1,0 +1,72 @@
+"""Log-probs of loss edges from a vocabulary that is sliced over tensor-parallel ranks.
+
+Computed in the model's dtype, at least float32 (Megatron's own cross entropy works in float32 only, which sets a floor
+near 5e-8 under every gradient). Shapes: E edges, V columns of this rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["vocab_parallel_logprobs"]
+
+
+def vocab_parallel_logprobs(
+    logits_EV: torch.Tensor,
+    target_id_E: torch.Tensor,
+    temperature_E: torch.Tensor,
+    *,
+    first_id: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Return log softmax(logits / temperature) at each target, differentiable in the logits.
+
+    `logits_EV` holds the columns of ids [first_id, first_id + V) on this rank; the slices of `group` make up the
+    vocabulary. Every rank gets the same result, and its backward pass yields the gradient of its own columns.
+    """
+    return _VocabParallelLogprob.apply(logits_EV, target_id_E, temperature_E, first_id, group)
+
+
+def _reduce(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> torch.Tensor:
+    if group is not None and group.size() > 1:
+        dist.all_reduce(tensor, op=op, group=group)
+    return tensor
+
+
+class _VocabParallelLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_EV: torch.Tensor,
+        target_id_E: torch.Tensor,
+        temperature_E: torch.Tensor,
+        first_id: int,
+        group: dist.ProcessGroup | None,
+    ) -> torch.Tensor:
+        dtype = torch.promote_types(logits_EV.dtype, torch.float32)
+        inverse_E = temperature_E.to(dtype).reciprocal()
+        scaled_EV = logits_EV.to(dtype) * inverse_E[:, None]
+        peak_E = _reduce(scaled_EV.amax(-1), dist.ReduceOp.MAX, group)
+        scaled_EV = scaled_EV - peak_E[:, None]
+        column_E = target_id_E - first_id
+        here_E = (column_E >= 0) & (column_E < logits_EV.shape[1])
+        column_E = torch.where(here_E, column_E, 0)
+        picked_E = scaled_EV.gather(1, column_E[:, None])[:, 0]
+        picked_E = _reduce(torch.where(here_E, picked_E, 0), dist.ReduceOp.SUM, group)
+        softmax_EV = scaled_EV.exp_()
+        total_E = _reduce(softmax_EV.sum(-1), dist.ReduceOp.SUM, group)
+        softmax_EV /= total_E[:, None]
+        ctx.save_for_backward(softmax_EV, column_E, here_E, inverse_E)
+        ctx.logits_dtype = logits_EV.dtype
+        return picked_E - total_E.log()
+
+    @staticmethod
+    def backward(ctx: Any, grad_E: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # type: ignore[override]
+        softmax_EV, column_E, here_E, inverse_E = ctx.saved_tensors
+        scale_E = grad_E * inverse_E
+        grad_EV = softmax_EV * -scale_E[:, None]
+        grad_EV.scatter_add_(1, column_E[:, None], torch.where(here_E, scale_E, 0)[:, None])
+        return grad_EV.to(ctx.logits_dtype), None, None, None, None

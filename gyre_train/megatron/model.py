@@ -1,0 +1,293 @@
+"""A megatron-core GPTModel that runs on trajectory trees: positions and attention follow the tree, not the row number.
+
+Three hooks into the stock model and no patching: the rotary module takes positions (Megatron's 'mrope' branch passes
+them), `TreeSeqParams` carries the segment table untouched through every layer to `TreeAttention`, and `_postprocess`
+sends only loss-edge rows through the output layer. Shapes: T tokens, E edges, V vocabulary columns of this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from gyre_data.errors import ConfigError
+from gyre_train.attn.api import tree_attention
+
+from .logprobs import vocab_parallel_logprobs
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from gyre_train.pack import Pack
+
+__all__ = ["ARCHITECTURES", "TreeGPTModel", "TreeSeqParams", "build_model", "edge_logprobs", "full_logits"]
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# Loss edges per slice of the output layer: the logits of one slice are alive at a time, recomputed in backward.
+_EDGE_CHUNK = 4096
+
+
+@dataclass
+class TreeSeqParams(PackedSeqParams):
+    """What a packed tree adds to a forward pass; Megatron hands it to every core attention as it is."""
+
+    segments: np.ndarray | None = None
+    backend: str = "segments"
+    source_row_E: torch.Tensor | None = None
+    target_id_E: torch.Tensor | None = None
+    temperature_E: torch.Tensor | None = None
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in at least float32, gains in the model's dtype (torch's ignores `params_dtype`)."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        device = None if config.use_cpu_initialization else torch.cuda.current_device()
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
+        self.weight.sequence_parallel = config.sequence_parallel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise the last dimension."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class PositionRotary(RotaryEmbedding):
+    """Rotary angles for the given positions, so that siblings of a tree share them."""
+
+    def forward(self, position_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Return angles [T, 1, 1, dim] for one packed sequence, laid out for rotate-half as Hugging Face does it."""
+        inv_freq = self.inv_freq.to(position_ids.device)
+        angles = torch.outer(position_ids.reshape(-1).to(inv_freq.dtype), inv_freq)
+        return torch.cat((angles, angles), -1)[:, None, None, :]
+
+
+class TreeAttention(nn.Module):
+    """Megatron core attention over the segment table of `TreeSeqParams`; heads are this rank's."""
+
+    def __init__(self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *_: Any,
+        packed_seq_params: TreeSeqParams,
+        **__: Any,
+    ) -> torch.Tensor:
+        """Attend within each path of the tree; [T, 1, heads, dim] in, [T, 1, heads * dim] out."""
+        out = tree_attention(
+            query[:, 0], key[:, 0], value[:, 0], packed_seq_params.segments,
+            backend=packed_seq_params.backend, scale=self.scale,
+        )  # fmt: skip
+        return out.reshape(out.shape[0], 1, -1)
+
+
+class TreeGPTModel(GPTModel):
+    """GPTModel on one packed tree: gives log-probs of its loss edges, or this rank's logits when there are none."""
+
+    def __init__(self, config: TransformerConfig, spec: Any, *, inv_freq: torch.Tensor, real_vocab: int, **kw: Any):
+        super().__init__(config, spec, position_embedding_type="rope", **kw)
+        self.rotary_pos_emb = PositionRotary(
+            config.kv_channels, 1.0, use_cpu_initialization=True, cp_group=self.pg_collection.cp
+        )
+        self.rotary_pos_emb.inv_freq = inv_freq
+        # The 'mrope' branch of the stock forward is the one that hands position ids to the rotary module.
+        self.position_embedding_type, self.mrope_section = "mrope", None
+        self.real_vocab = real_vocab
+
+    def _postprocess(
+        self, hidden_states: torch.Tensor, *_: Any, packed_seq_params: TreeSeqParams, **__: Any
+    ) -> torch.Tensor:
+        hidden_TH = hidden_states[:, 0]
+        rows_E = packed_seq_params.source_row_E
+        if rows_E is None:
+            return self._logits(hidden_TH)
+        edges = (packed_seq_params.target_id_E, packed_seq_params.temperature_E)
+        if rows_E.numel() <= _EDGE_CHUNK:
+            return self._edges(hidden_TH.index_select(0, rows_E), *edges)
+        parts = [
+            checkpoint(self._edges, hidden_TH.index_select(0, rows), ids, temperature,
+                       use_reentrant=False, preserve_rng_state=False)
+            for rows, ids, temperature in zip(*(x.split(_EDGE_CHUNK) for x in (rows_E, *edges)), strict=True)
+        ]  # fmt: skip
+        return torch.cat(parts)
+
+    def _logits(self, hidden_EH: torch.Tensor) -> torch.Tensor:
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits, _ = self.output_layer(hidden_EH[:, None], weight=weight)
+        first = self._first_id(logits.shape[-1])
+        return logits[:, 0, : max(0, self.real_vocab - first)]  # padding rows of the vocabulary take no part
+
+    def _first_id(self, width: int) -> int:
+        return int(parallel_state.get_tensor_model_parallel_rank()) * width
+
+    def _edges(self, hidden_EH: torch.Tensor, target_id_E: torch.Tensor, temperature_E: torch.Tensor) -> torch.Tensor:
+        width = self.vocab_size // int(parallel_state.get_tensor_model_parallel_world_size())
+        return vocab_parallel_logprobs(
+            self._logits(hidden_EH),
+            target_id_E,
+            temperature_E,
+            first_id=self._first_id(width),
+            group=parallel_state.get_tensor_model_parallel_group(),
+        )
+
+
+def build_model(
+    hf: PretrainedConfig, *, dtype: torch.dtype = torch.float32, device: str = "cpu", initialize: bool = False
+) -> TreeGPTModel:
+    """Build this rank's slice of the model that `hf` describes; groups must be up.
+
+    Weights are left unset for `load_hf` unless `initialize`. Raises ConfigError for a model that cannot be trained
+    exactly here: another architecture, sliding windows, biases that Megatron has no place for, an indivisible `tp`.
+    """
+    tp = int(parallel_state.get_tensor_model_parallel_world_size())
+    _check_supported(hf, tp)
+    head_dim = _head_dim(hf)
+    config = TransformerConfig(
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        ffn_hidden_size=hf.intermediate_size,
+        num_attention_heads=hf.num_attention_heads,
+        num_query_groups=hf.num_key_value_heads,
+        kv_channels=head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=hf.rms_norm_eps,
+        qk_layernorm=hf.model_type == "qwen3",
+        add_qkv_bias=hf.model_type == "qwen2",
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=tp,
+        use_cpu_initialization=device == "cpu",
+        perform_initialization=initialize,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        calculate_per_token_loss=True,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+    model = TreeGPTModel(
+        config,
+        _spec(config),
+        inv_freq=_inv_freq(hf, head_dim),
+        real_vocab=hf.vocab_size,
+        vocab_size=-(-hf.vocab_size // tp) * tp,
+        max_sequence_length=hf.max_position_embeddings,
+        share_embeddings_and_output_weights=hf.tie_word_embeddings,
+    )
+    return model.to(device)
+
+
+def _spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    parts, attention = layer.submodules, layer.submodules.self_attention.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    attention.core_attention = TreeAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=RMSNorm)
+
+
+def _head_dim(hf: PretrainedConfig) -> int:
+    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+
+
+def _inv_freq(hf: PretrainedConfig, head_dim: int) -> torch.Tensor:
+    rope = hf.rope_parameters
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        return 1.0 / (rope["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if kind not in ("linear", "llama3"):
+        raise ConfigError(f"rope_type: wanted default, linear or llama3, the model has {kind}; train another model")
+    inv_freq, _ = ROPE_INIT_FUNCTIONS[kind](hf, None)
+    return inv_freq.float()
+
+
+def _check_supported(hf: PretrainedConfig, tp: int) -> None:
+    if hf.model_type not in ARCHITECTURES:
+        raise ConfigError(
+            f"model architecture: wanted one of {', '.join(ARCHITECTURES)}, the folder holds {hf.model_type}; "
+            "use a model of one of these families"
+        )
+    unsupported = [
+        name
+        for name, present in {
+            "sliding windows": getattr(hf, "use_sliding_window", False),
+            "attention_bias": hf.model_type != "qwen2" and getattr(hf, "attention_bias", False),
+            "mlp_bias": getattr(hf, "mlp_bias", False),
+            f"hidden_act {hf.hidden_act}": hf.hidden_act != "silu",
+        }.items()
+        if present
+    ]
+    if unsupported:
+        raise ConfigError(f"this model uses {', '.join(unsupported)}, which is not trained exactly here; use another")
+    if hf.num_key_value_heads % tp or hf.num_attention_heads % tp or hf.intermediate_size % tp:
+        raise ConfigError(
+            f"parallel.tp = {tp}: wanted a divisor of {hf.num_key_value_heads} key-value heads, "
+            f"{hf.num_attention_heads} heads and {hf.intermediate_size} MLP columns; set a smaller parallel.tp"
+        )
+
+
+def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") -> torch.Tensor:
+    """Return logp_E of the pack's loss edges at each edge's temperature; the same on every tensor-parallel rank."""
+    device = next(model.parameters()).device
+    extra = TreeSeqParams(
+        qkv_format="sbhd",
+        segments=pack.segments,
+        backend=backend,
+        source_row_E=_to_device(pack.source_row_E, device).long(),
+        target_id_E=_to_device(pack.target_id_E, device).long(),
+        temperature_E=_to_device(pack.temperature_E, device),
+    )
+    return _forward(model, pack.ids_T, pack.position_T, extra, device)
+
+
+def full_logits(
+    model: nn.Module, ids_T: np.ndarray, position_T: np.ndarray, segments: np.ndarray, *, backend: str = "segments"
+) -> torch.Tensor:
+    """Return this rank's logits_TV of every row: for comparison with other implementations, not for training."""
+    device = next(model.parameters()).device
+    return _forward(
+        model, ids_T, position_T, TreeSeqParams(qkv_format="sbhd", segments=segments, backend=backend), device
+    )
+
+
+def _forward(
+    model: nn.Module, ids_T: np.ndarray, position_T: np.ndarray, extra: TreeSeqParams, device: torch.device
+) -> torch.Tensor:
+    ids = _to_device(ids_T, device).long()[None]
+    positions = _to_device(position_T, device).long()[None]
+    result: torch.Tensor = model(ids, positions, None, packed_seq_params=extra)
+    return result
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,0 +1,192 @@
+"""One optimiser step on packs: forward, loss, backward, 1/E, clip, AdamW. The same code in every rank.
+
+    L = 1/E sum_e 1/N_e sum_{t owned by e} w_t l_t            (gyre_train.loss has w_t and l_t)
+
+Packs are micro-steps: their gradients add up un-normalised and 1/E is applied when the step closes, so how a step was cut
+into packs changes nothing. logp_old comes from the anchor: the recorded values (behaviour), this very forward (step, and
+the first step of a burst), or a forward under a host copy of the burst's first weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from .config import TrainingConfig
+from .loss import (
+    Anchor,
+    Edges,
+    LossMetrics,
+    SequenceRatios,
+    edges_of,
+    policy_loss,
+    sequence_ratios,
+    sequence_sums,
+    sft_loss,
+    step_scale,
+)
+from .megatron.checkpoint import load_checkpoint, save_checkpoint
+from .megatron.model import build_model, edge_logprobs
+from .megatron.optimizer import Optimizer
+from .megatron.parallel import clip_gradients, finish_gradients, wrap_model
+from .megatron.weights import load_hf
+from .pack import Pack
+
+__all__ = ["Learner", "StepWork"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """What one optimiser step computes on; rank 0 makes it and every rank gets the same."""
+
+    step: int
+    packs: tuple[Pack, ...]
+    num_executions: int
+    lr: float
+
+
+class Learner:
+    """The weights in training with their optimiser and anchor, in one rank."""
+
+    def __init__(self, config: TrainingConfig, anchor: Anchor | None, checkpoint: Path | None) -> None:
+        """Load the model, from the checkpoint when there is one. `anchor` None is SFT."""
+        self._config, self._anchor = config, anchor
+        dtype = getattr(torch, config.model.dtype)
+        self.model = build_model(
+            AutoConfig.from_pretrained(checkpoint or config.model.path), dtype=dtype, device=config.model.device
+        )
+        self.dtype = torch.promote_types(dtype, torch.float32)
+        settings = config.train
+        self._burst: Mapping[str, torch.Tensor] | None = None
+        if checkpoint is None:
+            load_hf(self.model, config.model.path)
+        self.optimizer = Optimizer(
+            self.model, weight_decay=settings.weight_decay, betas=(settings.beta1, settings.beta2), eps=settings.eps
+        )
+        if checkpoint is not None:
+            self._burst = load_checkpoint(checkpoint, self.model, self.optimizer)
+        self.wrapped = wrap_model(self.model)
+
+    def step(self, work: StepWork) -> dict[str, float]:
+        """Apply one optimiser step and return its figures."""
+        started = time.monotonic()
+        self.wrapped.zero_grad_buffer()
+        edges = self._edges(work)
+        ratios = self._spread_ratios(work.packs, edges)
+        total = LossMetrics()
+        gaps = _Gaps()
+        loss = 0.0
+        for pack, pack_edges, pack_ratios in zip(work.packs, edges, ratios, strict=True):
+            logp_E = self._logprobs(pack)
+            if self._anchor is None:
+                out = sft_loss(pack_edges, logp_E)
+            else:
+                out = policy_loss(pack_edges, logp_E, pack_ratios)
+            out.loss.backward()
+            loss += float(out.loss.detach())
+            total = total + out.metrics
+            gaps = gaps.add(logp_E.detach(), pack_edges)
+        finish_gradients(self.wrapped, step_scale(work.num_executions))
+        norm = clip_gradients(self.model, self._config.train.clip_grad)
+        self.optimizer.step(work.lr)
+        if self._burst is not None and work.step % self._config.train.steps_per_burst == 0:
+            self._burst = None
+        figures = {"loss": loss * step_scale(work.num_executions), "grad_norm": norm, "lr": work.lr, **gaps.means()}
+        if self._anchor is not None:
+            figures |= {name: x for name, x in total.means().items() if name != "mismatch"}
+        figures["extra_forwards"] = float(sum(r is not None for r in ratios))
+        figures["seconds"] = time.monotonic() - started
+        return figures
+
+    def save(self, root: Path, step: int, state: Mapping[str, object]) -> Path:
+        """Write a checkpoint from all ranks and return its folder."""
+        return save_checkpoint(
+            root, step=step, model=self.model, optimizer=self.optimizer, state=state,
+            source=Path(self._config.model.path), anchor=self._burst, keep=self._config.output.keep,
+        )  # fmt: skip
+
+    def _logprobs(self, pack: Pack) -> torch.Tensor:
+        return edge_logprobs(self.wrapped, pack, backend=self._config.pack.attention)
+
+    def _edges(self, work: StepWork) -> list[Edges]:
+        anchor = self._anchor or Anchor.STEP
+        device = self._config.model.device
+        edges = [edges_of(pack, anchor=anchor, device=device, dtype=self.dtype) for pack in work.packs]
+        if anchor is not Anchor.BURST or self._config.train.steps_per_burst == 1:
+            return edges
+        if self._burst is None:  # the burst opens: this forward is under the anchor's own weights
+            self._burst = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
+            return edges
+        with torch.no_grad(), self._weights(self._burst):
+            return [
+                replace(pack_edges, logp_old_E=self._logprobs(pack))
+                for pack, pack_edges in zip(work.packs, edges, strict=True)
+            ]
+
+    @contextmanager
+    def _weights(self, other: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Hold other weights in the model; the present ones come back bit for bit."""
+        present = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._copy(other)
+        try:
+            yield
+        finally:
+            self._copy(present)
+
+    def _copy(self, weights: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights[name])
+
+    def _spread_ratios(self, packs: Sequence[Pack], edges: Sequence[Edges]) -> list[SequenceRatios | None]:
+        """Sequence ratios of packs that hold a part of a trajectory: a no-grad forward over these packs comes first."""
+        out: list[SequenceRatios | None] = [None] * len(packs)
+        if self._anchor is None:
+            return out
+        spread = [i for i, e in enumerate(edges) if _holds_a_part(e)]
+        sums = []
+        for i in spread:
+            if edges[i].logp_old_E is None:  # the anchor is the forward itself: every log-ratio is zero
+                logp_E = torch.zeros_like(edges[i].weight_E)
+            else:
+                with torch.no_grad():
+                    logp_E = self._logprobs(packs[i])
+            sums.append(sequence_sums(edges[i], logp_E))
+        if spread:
+            ratios = sequence_ratios(sums)
+            for i in spread:
+                out[i] = ratios
+        return out
+
+
+def _holds_a_part(edges: Edges) -> bool:
+    """True when some trajectory has more owned tokens than these edges hold."""
+    _, index_E, count_J = edges.trajectory_E.unique(return_inverse=True, return_counts=True)
+    return bool((count_J[index_E] < edges.trajectory_tokens_E).any())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gaps:
+    """|log-prob of the trainer - log-prob recorded at sampling| over edges that have a recorded one."""
+
+    num: int = 0
+    total: float = 0.0
+    largest: float = 0.0
+
+    def add(self, logp_E: torch.Tensor, edges: Edges) -> _Gaps:
+        gap = (logp_E - edges.logp_behaviour_E).abs()
+        gap = gap[gap.isfinite()]
+        if not len(gap):
+            return self
+        return _Gaps(
+            num=self.num + len(gap), total=self.total + float(gap.sum()), largest=max(self.largest, float(gap.max()))
+        )
+
+    def means(self) -> dict[str, float]:
+        return {"mismatch_mean": self.total / self.num, "mismatch_max": self.largest} if self.num else {}

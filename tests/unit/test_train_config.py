@@ -1,0 +1,71 @@
+"""The training config: overrides, types, nearest names, and a dump that reads back to the same tree."""
+
+from pathlib import Path
+
+import pytest
+
+from gyre_data.errors import ConfigError
+from gyre_train.config import load_config, to_toml
+
+MINIMAL = """
+[model]
+path = "m"
+[data]
+runs = ["r"]
+evaluators = { "py test" = 2, other = 0.5 }
+[output]
+dir = "out"
+"""
+SFT = ["--model.path=m", "--output.dir=o", "--data.chat=c.jsonl", "--train.loss=sft"]
+
+
+def write(tmp_path: Path, text: str = MINIMAL) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return path
+
+
+def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path), ["--train.lr=3", '--data.runs=["a", "b"]', "--output.policy_id=x y\\z"])
+    assert config.train.lr == 3.0
+    assert isinstance(config.train.lr, float)
+    assert config.data.runs == ("a", "b")
+    assert config.data.evaluators == {"py test": 2.0, "other": 0.5}
+    assert config.output.policy_id == "x y\\z"
+    assert load_config(write(tmp_path, to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--optimizer.lr=1"], "unknown key optimizer; nearest"),
+        (["--train.lr_rate=1"], r"unknown key train\.lr_rate; nearest train\.lr$"),
+        (["--train.dtype='x'"], r"nearest model\.dtype"),
+        (["--train.lr=fast"], r"train\.lr: wanted float, got 'fast'"),
+        (["--train.steps=true"], r"train\.steps: wanted int, got True"),
+        (["--train.loss=ppo"], "wanted one of rl, sft, got 'ppo'"),
+        (["--data.evaluators.pytest=high"], "wanted a table of numbers"),
+        (["train.lr=1"], r"wanted --section\.key=value"),
+        (["--train.steps_per_burst=2"], 'has no effect .* set train.anchor = "burst"'),
+        (["--train.anchor=step", "--train.loss=sft"], "no effect on sft; remove it"),
+        (["--data.chat=c.jsonl"], 'use train.loss = "sft"'),
+        (["--data.epochs=2"], "used once by rl"),
+        (["--pack.tokens=0"], "above 0"),
+        (["--train.clip_low=1.1"], "wanted 0 < low"),
+        (["--model.path="], "set model.path"),
+    ],
+)
+def test_a_wrong_setting_says_what_to_do(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path), overrides)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist; check the path"):
+        load_config(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="syntax error"):
+        load_config(write(tmp_path, "[model"))
+
+
+def test_a_run_needs_no_file_at_all() -> None:
+    assert load_config(None, SFT).data.chat == ("c.jsonl",)
