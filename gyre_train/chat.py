@@ -1,9 +1,9 @@
 """Chat files for SFT: each line one conversation, rendered with the model's own template into a small tree.
 
 A line is {"messages": [...], "tools": [...]}. For every assistant turn the messages before it are rendered with the
-generation prompt, as they would be for inference, and the messages up to it without; what the second adds, up to the stop
-token, is the trained turn. Where a template rewrites earlier turns (drops thoughts, say), the turn after that starts a
-branch, so that every turn is trained after exactly the prompt it would see.
+generation prompt, as they would be for inference, and the messages up to it without; what the second adds, up to the
+stop token, is the trained turn. Where a template rewrites earlier turns (drops thoughts, say), the turn after that
+starts a branch, so that every turn is trained after exactly the prompt it would see.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_chat(path: str | Path) -> Iterator[Conversation]:
             messages = tuple(_plain(message) for message in row["messages"])
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f'{where}: wanted one JSON object with a list "messages", got {type(error).__name__}: {error}; fix the line'
+                f'{where}: wanted a JSON object with a list "messages", got {type(error).__name__} {error}; fix it'
             ) from None
         if not any(message.get("role") == "assistant" for message in messages):
             raise DataError(f"{where}: wanted an assistant message to train on, got none; remove the line")

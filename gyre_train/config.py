@@ -78,12 +78,6 @@ class TrainConfig:
     """K: optimiser steps between two pulls of the anchor when anchor = "burst"."""
     anchor: Literal["auto", "burst", "step", "behaviour"] = "auto"
     """Weights behind logp_old; auto: behaviour for data of the model's own lineage, step otherwise."""
-    clip_low: float = 0.995
-    """Lower end of the sequence ratio's clip range."""
-    clip_high: float = 1.005
-    """Upper end of it."""
-    weight_cap: float = 5.0
-    """Cap of the behaviour correction exp(logp_old - logp_behaviour)."""
     lr: float = 1e-6
     """Learning rate after warm-up."""
     warmup_steps: int = 0
@@ -110,8 +104,8 @@ class PackConfig:
     """Most tokens in one pack."""
     attention: Literal["segments", "reference"] = "segments"
     """Tree attention: `segments` (exact, skips dead cells) or `reference` (dense mask)."""
-    share: bool = True
-    """Lay shared prefixes out once; false trains each trajectory as its own rows (same gradients, for comparison)."""
+    sharing: Literal["tree", "rows"] = "tree"
+    """`tree`: shared prefixes once; `rows`: each trajectory as its own rows (same gradients, for comparison)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,14 +258,7 @@ def _is_number(value: Any) -> bool:
 
 
 _POSITIVE = (
-    *(
-        "data.j_max",
-        "data.epochs",
-        "train.executions_per_step",
-        "train.steps_per_burst",
-        "train.lr",
-        "train.weight_cap",
-    ),
+    *("data.j_max", "data.epochs", "train.executions_per_step", "train.steps_per_burst", "train.lr"),
     *("pack.tokens", "parallel.tp", "output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
 )
 
@@ -301,10 +288,6 @@ def _check(config: TrainingConfig) -> None:
         value = getattr(getattr(config, section), key)
         if not value > 0:
             raise ConfigError(f"{name}: wanted a number above 0, got {value}; raise it")
-    if not 0 < train.clip_low <= 1 <= train.clip_high:
-        raise ConfigError(
-            f"train.clip_low, clip_high: wanted 0 < low <= 1 <= high, got {train.clip_low}, {train.clip_high}; fix them"
-        )
 
 
 def to_toml(config: TrainingConfig) -> str:

@@ -53,8 +53,8 @@ class ProgressLine:
         self._progress: Progress | None = None
         if show and console.is_terminal:
             self._progress = Progress(
-                TextColumn("train"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(), console=console, transient=False,
+                TextColumn("train"), BarColumn(bar_width=24), MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"), TimeElapsedColumn(), console=console,
             )  # fmt: skip
             self._task = self._progress.add_task("", total=total, completed=done, figures="")
 

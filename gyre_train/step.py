@@ -2,9 +2,9 @@
 
     L = 1/E sum_e 1/N_e sum_{t owned by e} w_t l_t            (gyre_train.loss has w_t and l_t)
 
-Packs are micro-steps: their gradients add up un-normalised and 1/E is applied when the step closes, so how a step was cut
-into packs changes nothing. logp_old comes from the anchor: the recorded values (behaviour), this very forward (step, and
-the first step of a burst), or a forward under a host copy of the burst's first weights.
+Packs are micro-steps: their gradients add up un-normalised and 1/E is applied when the step closes, so how a step was
+cut into packs changes nothing. logp_old comes from the anchor: the recorded values (behaviour), this very forward
+(step, and the first step of a burst), or a forward under a host copy of the burst's first weights.
 """
 
 from __future__ import annotations
@@ -84,10 +84,8 @@ class Learner:
         loss = 0.0
         for pack, pack_edges, pack_ratios in zip(work.packs, edges, ratios, strict=True):
             logp_E = self._logprobs(pack)
-            if self._anchor is None:
-                out = sft_loss(pack_edges, logp_E)
-            else:
-                out = policy_loss(pack_edges, logp_E, pack_ratios)
+            sft = self._anchor is None
+            out = sft_loss(pack_edges, logp_E) if sft else policy_loss(pack_edges, logp_E, pack_ratios)
             out.loss.backward()
             loss += float(out.loss.detach())
             total = total + out.metrics

@@ -32,7 +32,7 @@ from .logprobs import vocab_parallel_logprobs
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from gyre_train.pack import Pack
+    from gyre_train.pack import Pack, SegmentTable
 
 __all__ = ["ARCHITECTURES", "TreeGPTModel", "TreeSeqParams", "build_model", "edge_logprobs", "full_logits"]
 
@@ -45,7 +45,7 @@ _EDGE_CHUNK = 4096
 class TreeSeqParams(PackedSeqParams):
     """What a packed tree adds to a forward pass; Megatron hands it to every core attention as it is."""
 
-    segments: np.ndarray | None = None
+    segments: SegmentTable | None = None
     backend: str = "segments"
     source_row_E: torch.Tensor | None = None
     target_id_E: torch.Tensor | None = None
@@ -203,6 +203,8 @@ def build_model(
         max_sequence_length=hf.max_position_embeddings,
         share_embeddings_and_output_weights=hf.tie_word_embeddings,
     )
+    for name, parameter in model.named_parameters():  # Megatron marks slices only where it also initialises them
+        parameter.tensor_model_parallel = "layernorm" not in name
     return model.to(device)
 
 
@@ -271,7 +273,7 @@ def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") ->
 
 
 def full_logits(
-    model: nn.Module, ids_T: np.ndarray, position_T: np.ndarray, segments: np.ndarray, *, backend: str = "segments"
+    model: nn.Module, ids_T: np.ndarray, position_T: np.ndarray, segments: SegmentTable, *, backend: str = "segments"
 ) -> torch.Tensor:
     """Return this rank's logits_TV of every row: for comparison with other implementations, not for training."""
     device = next(model.parameters()).device

@@ -7,6 +7,7 @@ parameter; `clip_gradients` uses the norm of the whole model, each parameter cou
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +26,9 @@ from megatron.core.distributed import (
 )
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from torch import nn
+from torch.multiprocessing.spawn import ProcessException
 
-from gyre_data.errors import ConfigError
+from gyre_data.errors import ConfigError, GyreError
 
 __all__ = [
     "SimpleDataParallel",
@@ -52,6 +54,8 @@ def groups(*, rank: int = 0, tp: int = 1, init_file: str | None = None, device: 
     One rank needs no rendezvous; several meet at `init_file`, a path that no earlier group has used.
     """
     backend = "nccl" if device.startswith("cuda") else "gloo"
+    # All ranks are on this host. Its own name may not resolve (laptops, containers), which costs seconds or fails.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     if tp == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=_TIMEOUT)
     else:
@@ -67,7 +71,7 @@ def groups(*, rank: int = 0, tp: int = 1, init_file: str | None = None, device: 
 def run_ranks(body: Callable[..., None], tp: int, *args: Any, device: str = "cpu") -> None:
     """Call `body(*args)` in each of `tp` ranks with the groups up. One rank runs in this process, several are spawned.
 
-    `body` must be importable by name. An exception in any rank ends all ranks and is raised here.
+    `body` must be importable by name. An exception in one rank ends all and is raised here, a GyreError as itself.
     """
     if tp < 1:
         raise ConfigError(f"parallel.tp: wanted at least 1, got {tp}")
@@ -77,19 +81,27 @@ def run_ranks(body: Callable[..., None], tp: int, *args: Any, device: str = "cpu
         return
     with tempfile.TemporaryDirectory(prefix="gyre-ranks-") as folder:
         init_file = str(Path(folder) / "rendezvous")
-        torch.multiprocessing.spawn(_rank_entry, args=(tp, init_file, device, body, args), nprocs=tp, join=True)
+        try:
+            torch.multiprocessing.spawn(_rank_entry, args=(tp, init_file, device, body, args), nprocs=tp, join=True)
+        except ProcessException as failure:
+            for file in Path(folder).glob("*.error"):
+                raise pickle.loads(file.read_bytes()) from failure  # written by our own ranks, in our own folder
+            raise
 
 
 def _rank_entry(
     rank: int, tp: int, init_file: str, device: str, body: Callable[..., None], args: Sequence[Any]
 ) -> None:
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", (os.cpu_count() or 1) // tp or 1))))
-    # The host's own name may not resolve to a usable interface (laptops, containers); all ranks are on this host.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it where tensor parallelism overlaps
     if device.startswith("cuda"):
         torch.cuda.set_device(rank)
-    with groups(rank=rank, tp=tp, init_file=init_file, device=device):
-        body(*args)
+    try:
+        with groups(rank=rank, tp=tp, init_file=init_file, device=device):
+            body(*args)
+    except GyreError as error:
+        Path(f"{init_file}-{rank}.error").write_bytes(pickle.dumps(error))
+        raise
 
 
 def _loopback() -> str:

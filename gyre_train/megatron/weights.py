@@ -116,10 +116,10 @@ def export_tensors(
     Every rank of the group must iterate to the end; the values are whole on each.
     """
     own = dict(model.named_parameters()) if tensors is None else tensors
+    device = next(model.parameters()).device
     for entry in _entries(model):
-        for name, whole in zip(
-            entry.hf_names, _join(entry, gather_shards(own[entry.name].detach()), model), strict=True
-        ):
+        shards = gather_shards(own[entry.name].detach().to(device))
+        for name, whole in zip(entry.hf_names, _join(entry, shards, model), strict=True):
             yield name, whole.cpu().contiguous()
 
 

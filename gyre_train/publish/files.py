@@ -1,7 +1,7 @@
 """Publish by files: engines reload a Hugging Face folder from a disk they share with the trainer.
 
 Per engine: pause (`retract`: requests stay open and are computed again), load, flush, confirm the version, continue.
-`continue` is always sent, whatever failed before. Every wait is bounded, so a hanging engine costs `timeout_s` and no more.
+`continue` is always sent, whatever failed before. Every wait is bounded: a hanging engine costs `timeout_s`, no more.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FilePublisher:
             raise EngineError(f"{url}: wanted weights {version} loaded, got {answer}; see the engine's log")
         served = _request(client, "GET", f"{url}/model_info").get("weight_version")
         if served != str(version):
-            raise EngineError(f"{url}: wanted it to serve {version}, it says {served}; check that nobody else publishes")
+            raise EngineError(f"{url}: wanted it to serve {version}, it says {served}; does someone else publish?")
 
 
 def _post(client: httpx.Client, url: str, body: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any]:

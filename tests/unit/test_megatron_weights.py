@@ -16,6 +16,7 @@ from gyre_train.megatron import weights
 from gyre_train.megatron.model import build_model, edge_logprobs, full_logits
 from gyre_train.megatron.parallel import groups
 from gyre_train.megatron.weights import load_hf, save_hf
+from gyre_train.pack import SegmentTable
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -33,6 +34,11 @@ VARIANTS = {
 def _one_rank() -> Iterator[None]:
     with groups():
         yield
+
+
+def one_row(num_tokens: int) -> SegmentTable:
+    start = np.zeros(1, np.int32)
+    return SegmentTable(start_S=start, end_S=start + np.int32(num_tokens), parent_S=start - np.int32(1))
 
 
 def hf_model(folder: Path, variant: str = "qwen3", **changes: object) -> torch.nn.Module:
@@ -58,7 +64,7 @@ def test_logits_equal_transformers_and_the_round_trip_is_exact(variant: str, tmp
     model = build_model(AutoConfig.from_pretrained(tmp_path / "hf"))
     load_hf(model, tmp_path / "hf")
     ids = np.random.default_rng(0).integers(0, 97, 40)
-    logits = full_logits(model, ids, np.arange(40), np.array([[0, 40, -1]]), backend="reference")
+    logits = full_logits(model, ids, np.arange(40), one_row(40), backend="reference")
     with torch.no_grad():
         wanted = reference(torch.from_numpy(ids)[None]).logits[0]
     assert logits.shape == wanted.shape
@@ -96,7 +102,7 @@ def test_edges_have_their_own_temperature_and_slices_change_nothing(
     load_hf(model, tmp_path / "hf")
     rng = np.random.default_rng(1)
     pack = SimpleNamespace(
-        ids_T=rng.integers(0, 97, 20), position_T=np.arange(20), segments=np.array([[0, 20, -1]]),
+        ids_T=rng.integers(0, 97, 20), position_T=np.arange(20), segments=one_row(20),
         source_row_E=np.array([3, 3, 9, 18]), target_id_E=np.array([96, 5, 0, 41]),
         temperature_E=np.array([1.0, 0.5, 2.0, 0.7], np.float32),
     )  # fmt: skip

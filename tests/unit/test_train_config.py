@@ -51,7 +51,6 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--data.chat=c.jsonl"], 'use train.loss = "sft"'),
         (["--data.epochs=2"], "used once by rl"),
         (["--pack.tokens=0"], "above 0"),
-        (["--train.clip_low=1.1"], "wanted 0 < low"),
         (["--model.path="], "set model.path"),
     ],
 )
