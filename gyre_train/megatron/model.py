@@ -32,7 +32,8 @@ from .logprobs import vocab_parallel_logprobs
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from gyre_train.pack import Pack, SegmentTable
+    from gyre_train.pack import Pack
+    from gyre_train.segment_table import SegmentTable
 
 __all__ = ["ARCHITECTURES", "TreeGPTModel", "TreeSeqParams", "build_model", "edge_logprobs", "full_logits"]
 

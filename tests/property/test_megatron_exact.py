@@ -29,8 +29,9 @@ from gyre_train.megatron.parallel import (
     wrap_model,
 )
 from gyre_train.megatron.weights import export_tensors, import_tensors, load_hf, save_hf
-from gyre_train.pack import Pack, SegmentTable, TreeInput
+from gyre_train.pack import Pack, TreeInput
 from gyre_train.plan import plan
+from gyre_train.segment_table import SegmentTable
 from tests.support.exactness import BOUND, ExactnessError, assert_exact
 from tests.support.forests import VOCAB, make_tree
 

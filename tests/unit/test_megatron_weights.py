@@ -16,7 +16,7 @@ from gyre_train.megatron import weights
 from gyre_train.megatron.model import build_model, edge_logprobs, full_logits
 from gyre_train.megatron.parallel import groups
 from gyre_train.megatron.weights import load_hf, save_hf
-from gyre_train.pack import SegmentTable
+from gyre_train.segment_table import SegmentTable
 
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
