@@ -285,9 +285,8 @@ class EngineLoop:
             sequence.append(token, logprob, self.weight_version)
             self.num_generated += 1
         params = sequence.params
-        if sequence.limit > 0 and (
-            token in params.stop_token_ids or (token in self.model.eos_ids and not params.ignore_eos)
-        ):
+        stops = token in params.stop_token_ids or token in self.model.eos_ids
+        if stops and sequence.limit > 0 and not params.ignore_eos:
             self._end(sequence, {"type": "stop", "matched": token})
         elif len(sequence.output_ids) >= sequence.limit:
             self._end(sequence, {"type": "length", "length": len(sequence.output_ids)})

@@ -57,6 +57,7 @@ class SamplingParams:
     """0 keeps the whole vocabulary, 1 is greedy."""
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    """Ends at no token at all: neither the model's own stop tokens nor `stop_token_ids` (SGLang's rule)."""
     seed: int = 0
 
 
@@ -72,11 +73,12 @@ def parse_sampling(raw: Mapping[str, Any]) -> SamplingParams:
     temperature = _number(raw, "temperature", 1.0)
     if not math.isfinite(temperature) or temperature < 0:
         raise ConfigError(f"temperature must be a non-negative finite number, got {temperature}.")
+    greedy = temperature < _GREEDY_BELOW
     top_p = _number(raw, "top_p", 1.0)
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p must be in (0, 1], got {top_p}.")
     top_k = _whole(raw, "top_k", -1)
-    if top_k < 1 and top_k != -1:
+    if top_k < 1 and top_k != -1 and not greedy:
         raise ConfigError(f"top_k must be -1 (disable) or at least 1, got {top_k}.")
     max_new_tokens = _whole(raw, "max_new_tokens", 128) if raw.get("max_new_tokens", 128) is not None else None
     if max_new_tokens is not None and max_new_tokens < 0:
@@ -87,13 +89,11 @@ def parse_sampling(raw: Mapping[str, Any]) -> SamplingParams:
     seed = raw.get("sampling_seed")
     if seed is not None and (type(seed) is not int or not -(2**63) <= seed < 2**63):
         raise ConfigError(f"sampling_seed must be an integer in [-2**63, 2**63 - 1], got {seed!r}.")
-    if temperature < _GREEDY_BELOW:
-        temperature, top_k = 1.0, 1
     return SamplingParams(
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
+        temperature=1.0 if greedy else temperature,
         top_p=top_p,
-        top_k=0 if top_k == -1 else top_k,
+        top_k=1 if greedy else max(top_k, 0),
         stop_token_ids=frozenset(stop),
         ignore_eos=bool(raw.get("ignore_eos")),
         seed=secrets.randbits(63) if seed is None else seed,

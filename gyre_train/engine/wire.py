@@ -82,6 +82,7 @@ def parse_generate(
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = min(ids) if min(ids) < 0 else max(ids)
         raise ConfigError(f"input_ids must lie in [0, {vocab_size - 1}], got {wrong}: is it this model's tokenizer?")
+    params = _sampling(body, len(ids), context_length)
     if body.get("logprob_start_len", -1) not in (None, -1):
         raise ConfigError(f"logprob_start_len must be -1 (outputs only), got {body['logprob_start_len']!r}")
     rid, extra_key = body.get("rid") or uuid.uuid4().hex, body.get("extra_key") or ""
@@ -89,17 +90,27 @@ def parse_generate(
     for name, value in (("rid", rid), ("extra_key", extra_key), ("cache_salt", salt)):
         if not isinstance(value, str):
             raise ConfigError(f"{name} must be a string, got {value!r}")
-    sampling = body.get("sampling_params") or {}
-    if not isinstance(sampling, dict):
-        raise ConfigError(f"sampling_params must be an object, got {sampling!r}")
     return GenerateRequest(
         rid=rid,
         prompt_ids=np.array(ids, dtype=np.int32),
-        params=parse_sampling(sampling),
+        params=params,
         return_logprob=bool(body.get("return_logprob")),
         stream=bool(body.get("stream")),
         extra_key=f"{salt}\n{extra_key}" if salt else extra_key,
     )
+
+
+def _sampling(body: Mapping[str, Any], num_prompt: int, context_length: int) -> SamplingParams:
+    sampling = body.get("sampling_params") or {}
+    if not isinstance(sampling, dict):
+        raise ConfigError(f"sampling_params must be an object, got {sampling!r}")
+    params = parse_sampling(sampling)
+    if params.max_new_tokens is not None and num_prompt + params.max_new_tokens > context_length:
+        raise ConfigError(
+            f"Requested token count exceeds the model's maximum context length of {context_length} tokens: "
+            f"{num_prompt} tokens of input and {params.max_new_tokens} new ones; ask for fewer new tokens"
+        )
+    return params
 
 
 def reply(sequence: Sequence, *, return_logprob: bool, weight_version: str) -> dict[str, Any]:
