@@ -206,14 +206,7 @@ class EngineLoop:
         try:
             while not self._closing:
                 self._wait_for_work()
-                while self._commands:
-                    _settle(*self._commands.popleft())
-                while self._draining and not self._running:
-                    _settle(*self._draining.popleft())
-                if not self.paused:
-                    self._admit()
-                    if self._running:
-                        self._step()
+                self.advance()
         except BaseException as error:
             _logger.exception("the engine loop has failed")
             self.failure = error
@@ -226,6 +219,17 @@ class EngineLoop:
             self._abort(lambda _: True, {**ABORTED, "message": str(stopped), "status_code": 503})
             for future, _ in (*unheard, *self._draining):
                 future.set_exception(stopped)
+
+    def advance(self) -> None:
+        """Do what was asked for, then compute one step. The thread's body; a test may call it instead of `start`."""
+        while self._commands:
+            _settle(*self._commands.popleft())
+        while self._draining and not self._running:
+            _settle(*self._draining.popleft())
+        if not self.paused:
+            self._admit()
+            if self._running:
+                self._step()
 
     def _wait_for_work(self) -> None:
         with self._wake:

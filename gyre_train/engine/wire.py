@@ -105,10 +105,12 @@ def _sampling(body: Mapping[str, Any], num_prompt: int, context_length: int) -> 
     if not isinstance(sampling, dict):
         raise ConfigError(f"sampling_params must be an object, got {sampling!r}")
     params = parse_sampling(sampling)
-    if params.max_new_tokens is not None and num_prompt + params.max_new_tokens > context_length:
+    asked = sampling.get("max_new_tokens")
+    # The default is cut to what fits, as SGLang does; a number the client names is not.
+    if asked is not None and num_prompt + asked > context_length:
         raise ConfigError(
             f"Requested token count exceeds the model's maximum context length of {context_length} tokens: "
-            f"{num_prompt} tokens of input and {params.max_new_tokens} new ones; ask for fewer new tokens"
+            f"{num_prompt} tokens of input and {asked} new ones; ask for fewer new tokens"
         )
     return params
 
