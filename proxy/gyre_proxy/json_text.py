@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 import orjson
@@ -37,13 +38,26 @@ def load_tolerant(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         try:
-            return _without_surrogates(json.loads(body, parse_constant=_no_constant))
+            value = json.loads(body, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
+            return _without_surrogates(value)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is beyond the range of numbers")
+    return value
+
+
+def _integer(text: str) -> int | float:
+    """As the fast reader has it: a float beyond 64 bits."""
+    value = int(text)
+    return value if -(2**63) <= value < 2**64 else float(value)
 
 
 def _without_surrogates(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Protocol
 from gyre_proxy.families import Region, family
 from gyre_proxy.message import Reasoning, Reply, ReplyEvent, Text
 
-__all__ = ["Decoder", "Detokenizer", "ReplyParser", "fold", "hidden_ids", "parse_reply"]
+__all__ = ["Decoder", "Detokenizer", "ReplyParser", "StopText", "fold", "hidden_ids", "parse_reply"]
 
 _BLANKS = " \t\r\n"
 _CUT = "\ufffd"
@@ -77,6 +77,33 @@ def hidden_ids(special: Mapping[str, int], name: str = "hermes") -> frozenset[in
     """Ids of the special tokens that are not markers of the family: pass them to `Detokenizer`."""
     markers = family(name).markers
     return frozenset(token for text, token in special.items() if text not in markers)
+
+
+class StopText:
+    """Text up to the first stop sequence that is complete, which is where an engine stops; `hit` says which it was."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._pending = ""
+        self.hit: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The text that is certain not to belong to a stop sequence."""
+        if self.hit is not None or not self._stops:
+            return text if self.hit is None else ""
+        self._pending += text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._pending.find(stop)) >= 0]
+        if found:
+            _, size, self.hit = min(found)
+        else:
+            size = len(self._pending) - _open_end(self._pending, self._stops)
+        shown, self._pending = self._pending[:size], self._pending[size:]
+        return shown
+
+    def finish(self) -> str:
+        """What was held back and turned out to be text."""
+        shown, self._pending = ("" if self.hit is not None else self._pending), ""
+        return shown
 
 
 class ReplyParser:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.utils.chat_parsing import parse_response
 
 from gyre_proxy.message import Text, ToolCall
-from gyre_proxy.parse import Detokenizer, ReplyParser, fold, hidden_ids, parse_reply
+from gyre_proxy.parse import Detokenizer, ReplyParser, StopText, fold, hidden_ids, parse_reply
 from tests.support.toy_tokenizer import SPECIAL, ToyTokenizer, decode, encode
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -40,25 +40,22 @@ def test_stream_of_any_cut_is_the_batch(data: st.DataObject, text: str, prefix: 
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
 def test_events_in_order_are_the_text_but_for_blanks_and_markers(text: str) -> None:
-    rest = dense(text)
-    for event in parse_reply(text, "stop").events:
-        wanted = "<tool_call>" if isinstance(event, ToolCall) else dense(event.text)
-        while not rest.startswith(wanted):
-            rest = rest.removeprefix("<think>") if rest.startswith("<think>") else without(rest, "</think>")
-        rest = rest.removeprefix(wanted)
+    skipped = "(?:</?think>)*?"
+    events = parse_reply(text, "stop").events
+    pattern = skipped
+    for event in events:
         if isinstance(event, ToolCall):
-            body, _, rest = rest.partition("</tool_call>")
-            assert json.loads(body).get("arguments", {}) == event.arguments
-    assert re.fullmatch("(</?think>)*", rest)
+            pattern += "<tool_call>(.*?)</tool_call>" + skipped
+        else:
+            pattern += "".join(re.escape(character) + skipped for character in dense(event.text))
+    match = re.fullmatch(pattern, dense(text), re.DOTALL)
+    assert match
+    calls = [event.arguments for event in events if isinstance(event, ToolCall)]
+    assert [json.loads(body).get("arguments", {}) for body in match.groups()] == calls
 
 
 def dense(text: str) -> str:
     return re.sub("[ \t\r\n]", "", text)
-
-
-def without(text: str, marker: str) -> str:
-    assert text.startswith(marker), f"lost: {text}"
-    return text.removeprefix(marker)
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,6 +78,22 @@ def test_agrees_with_the_parser_of_transformers(text: str) -> None:
     assert "".join(reply.reasoning.split()) == "".join(theirs.get("reasoning", "").split())
     calls = [(call["name"], call.get("arguments", {})) for call in theirs.get("calls", [])]
     assert [(call.name, call.arguments) for call in reply.tool_calls] == calls
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), text=st.text("abc", max_size=10), stops=st.lists(st.text("abc", max_size=3), max_size=3))
+def test_text_ends_before_the_stop_sequence_that_is_complete_first(
+    data: st.DataObject, text: str, stops: list[str]
+) -> None:
+    trimmer = StopText(stops)
+    shown = "".join([*map(trimmer.feed, cut(data, text)), trimmer.finish()])
+    ends = [end for end in range(len(text) + 1) if any(stop and text[:end].endswith(stop) for stop in stops)]
+    if not ends:
+        assert (shown, trimmer.hit) == (text, None)
+    else:
+        assert trimmer.hit in stops
+        assert shown + trimmer.hit == text[: ends[0]]
+    assert trimmer.finish() == ""
 
 
 @settings(max_examples=200, deadline=None)

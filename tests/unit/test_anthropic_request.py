@@ -206,7 +206,7 @@ def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any], words: str) 
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": NaN}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": NaN}', b"\xff", b"[" * 100_000, b'{"top_p": 1e999}'])
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="JSON"):
         load("anthropic").parse(body, {})
@@ -217,6 +217,17 @@ def test_half_an_emoji_is_read_as_a_replacement_and_kept_in_the_pieces() -> None
     sent = load("anthropic").parse(body, {})
     assert sent.messages[0].content == "cut \ufffd and 🚚"
     assert b"".join(sent.body_pieces) == body
+
+
+def test_numbers_read_the_same_beside_half_an_emoji() -> None:
+    numbers = '"a": 123456789012345678901234567890, "b": 18446744073709551615, "c": 1.5'
+    block = '{"type": "tool_use", "id": "x", "name": "f", "input": {%s, "text": "%s"}}'
+    messages = '[{"role": "assistant", "content": [%s]}, {"role": "user", "content": "q"}]'
+    bodies = ['{"model": "m", "messages": %s}' % (messages % (block % (numbers, end))) for end in ("", "\\ud83d")]
+    plain, cut = ({**load("anthropic").parse(body.encode(), {}).messages[0].tool_calls[0].arguments} for body in bodies)
+    assert (plain.pop("text"), cut.pop("text")) == ("", "\ufffd")
+    assert plain == cut
+    assert [type(value) for value in plain.values()] == [type(value) for value in cut.values()]
 
 
 def test_errors_have_the_shape_of_the_wire() -> None:

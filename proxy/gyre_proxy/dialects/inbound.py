@@ -108,7 +108,7 @@ def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
                 reasoning=(last.reasoning or "") + (message.reasoning or "") or None,
                 tool_calls=last.tool_calls + message.tool_calls,
                 node_hint=last.node_hint or message.node_hint,
-                raw=[part for part in (last.raw, message.raw) if part is not None] or None,
+                raw={"parts": [last.raw, message.raw]} if last.raw or message.raw else None,
             )
         else:
             joined.append(message)
