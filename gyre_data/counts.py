@@ -87,6 +87,12 @@ class TreeCounts:
         """Expanded tokens per distinct token; None without candidates."""
         return self.expanded_tokens / self.trajectory_tokens if self.trajectory_tokens else None
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the derived ones too."""
+        names = (*(f.name for f in fields(self)), "repeats", "sharing_nodes", "sharing")
+        values = {name: getattr(self, name) for name in names}
+        return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in values.items()}
+
     def __add__(self, other: TreeCounts) -> TreeCounts:
         return TreeCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
@@ -110,7 +116,9 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         calls_failed=sum(call.status == CallStatus.FAILED for call in tree.calls),
         calls_aborted=sum(call.status == CallStatus.ABORTED for call in tree.calls),
         calls_undelivered=sum(s in (DeliveryState.UNDELIVERED, DeliveryState.ABANDONED) for s in states),
-        calls_delivery_unknown=states.count(None),
+        calls_delivery_unknown=sum(
+            s is None and c.status == CallStatus.OK for s, c in zip(states, tree.calls, strict=True)
+        ),
         turns=sum(call.prompt_node is not None for call in tree.calls),
         nodes=len(tree),
         message_nodes=int(message_N.sum()),
@@ -194,9 +202,7 @@ class Stats:
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--json`; what is not known is null."""
         out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("evaluators", "trees")}
-        for name in (*(f.name for f in fields(self.trees)), "repeats", "sharing_nodes", "sharing"):
-            value = getattr(self.trees, name)
-            out[name] = dict(sorted(value.items())) if isinstance(value, Counter) else value
+        out |= self.trees.to_json()
         times = ("first_failed_at", "last_failed_at")
         told = [asdict(evaluator) for evaluator in self.evaluators]
         out["evaluators"] = [{**one, **{name: one[name] and one[name].isoformat() for name in times}} for one in told]

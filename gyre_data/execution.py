@@ -16,7 +16,7 @@ from .scores import scores_by_execution
 from .tree import Forest, Tables, Tree
 from .types import ExecutionEvent, Ints, Score
 
-__all__ = ["Execution", "ExecutionInfo", "Path", "executions", "find"]
+__all__ = ["Execution", "ExecutionInfo", "Path", "executions", "find", "newest", "short_id"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,3 +154,23 @@ class Path:
             for name in tree.message_blobs(int(i))
         ]
         return [json.loads(blob(name)) for name in names]
+
+
+def newest(run: Tables) -> str:
+    """Id of the execution that a command means when none is named: the one started last among those with calls."""
+    with_calls = set(run.table("calls").column("execution_id").unique().to_pylist())
+    known = [name for name in executions(run) if name in with_calls]
+    if not known:
+        raise DataError("wanted an execution, the run holds no call yet; record one with `gyre record` or `gyre run`")
+    return known[-1]
+
+
+def short_id(ids: Iterable[str], execution_id: str) -> str:
+    """Shortest start of the id, four characters at least and without its `e_`, that `find` takes back to it."""
+    bare = execution_id.removeprefix("e_")
+    others = [name for name in ids if name != execution_id]
+    for length in range(4, len(bare) + 1):
+        start = bare[:length]
+        if not any(name.startswith(start) or name.removeprefix("e_").startswith(start) for name in others):
+            return start
+    return execution_id

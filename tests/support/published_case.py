@@ -35,7 +35,7 @@ class _Conversation:
             failed = self.e.call(
                 after=after, new=new, output=None, delivery=None, status="failed", error="engine lost", **more
             )
-            made = self.e.retry(failed, output=12, role=failed.call.agent_role)
+            made = self.e.retry(failed, output=12, agent_id=failed.call.agent_id)
         else:
             made = self.e.call(after=after, new=new, output=12, **more)
         fresh = [n for n in self.e.nodes.values() if n.node_id not in known and n.kind != "generation_prompt"]

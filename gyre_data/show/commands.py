@@ -1,0 +1,103 @@
+"""`gyre tree`, `gyre stats` and `gyre score`: a few lines each over the library calls of the same name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gyre_data.counts import stats as count_runs
+from gyre_data.execution import Execution, executions, find, newest, short_id
+from gyre_data.reader import Run
+from gyre_data.store import find_run
+from gyre_data.store import open as open_run
+
+from .outline import outline
+from .remote import append_score
+from .stats_text import stats_lines
+from .tree_json import tree_json
+from .tree_text import tree_lines
+
+__all__ = ["score", "stats", "tree"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JMax = Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")]
+
+
+def tree(
+    run: Annotated[str | None, typer.Argument(help="Run folder; left out, the run made last.")] = None,
+    execution: Annotated[str | None, typer.Argument(help="Start of an execution's id; left out, the newest.")] = None,
+    as_json: Json = False,
+    j_max: JMax = 5,
+) -> None:
+    """Show an execution as a tree: agents, branches, compactions, retries, what is trained and what is not."""
+    opened, prefix = _run_and_execution(run, execution)
+    known = executions(opened)
+    shown = outline(Execution(opened, known[find(known, prefix) if prefix else newest(opened)]), j_max=j_max or None)
+    if as_json:
+        _print_json(tree_json(shown))
+        return
+    _print(tree_lines(shown, short=short_id(known, shown.execution.execution_id), where=str(opened.path)))
+
+
+def stats(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; left out, the run made last.")] = None,
+    as_json: Json = False,
+    j_max: JMax = 5,
+) -> None:
+    """Count what runs hold: executions, nodes and tokens, how much is shared, roles, forks, evaluators."""
+    opened = [open_run(find_run(path)) for path in runs] if runs else [open_run(find_run())]
+    found = count_runs(opened, j_max=j_max or None)
+    if as_json:
+        _print_json(found.to_json())
+        return
+    _print(stats_lines(found, where=" ".join(str(run.path) for run in opened)))
+
+
+def score(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    execution: Annotated[str, typer.Argument(help="Start of an execution's id.")],
+    value: Annotated[float | None, typer.Argument(help="The score; left out with --failed.")] = None,
+    evaluator: Annotated[str, typer.Option(help="NAME or NAME@VERSION.")] = "manual",
+    partial: Annotated[bool, typer.Option("--partial", help="The work judged was not finished.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="The evaluator failed: recorded, never a zero.")] = False,
+    detail: Annotated[str | None, typer.Option(help="Text or JSON from the evaluator.")] = None,
+) -> None:
+    """Append an evaluator's verdict; through the proxy that records the run, if one does."""
+    opened = open_run(find_run(run))
+    execution_id = find(executions(opened), execution)
+    through = append_score(
+        opened,
+        execution_id,
+        value,
+        evaluator=evaluator,
+        status="failed" if failed else "scored",
+        partial=partial or None,
+        detail=detail,
+        key=os.environ.get("GYRE_KEY"),
+    )
+    verdict = "failed" if failed else f"{value:g}{' partial' if partial else ''}"
+    typer.echo(f"{execution_id}: {verdict} by {evaluator}" + (f", through {through}" if through else ""))
+
+
+def _run_and_execution(run: str | None, execution: str | None) -> tuple[Run, str | None]:
+    """A single argument that is no folder is an execution of the run made last."""
+    if run is not None and execution is None and not Path(run).exists():
+        return open_run(find_run()), run
+    return open_run(find_run(run)), execution
+
+
+def _print(lines: Iterable[Text]) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    for line in lines:
+        console.print(line)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))

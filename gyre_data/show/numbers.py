@@ -1,0 +1,48 @@
+"""Numbers and times for people. What is not known is "-", never a zero."""
+
+from __future__ import annotations
+
+__all__ = ["DASH", "amount", "count", "duration", "ratio", "share"]
+
+DASH = "-"
+
+
+def count(value: int | None) -> str:
+    """1347 -> 1,347."""
+    return DASH if value is None else f"{value:,}"
+
+
+def amount(value: int | None) -> str:
+    """Three figures at most: 940, 6.8k, 121k, 1.4M, 38M."""
+    if value is None:
+        return DASH
+    size, unit = float(value), ""
+    for unit in ("", "k", "M", "G"):
+        if abs(size) < 999.5 or unit == "G":
+            break
+        size /= 1000
+    return f"{size:.1f}{unit}" if unit and abs(size) < 9.95 else f"{size:.0f}{unit}"
+
+
+def ratio(value: float | None) -> str:
+    """1.274 -> 1.27x."""
+    return DASH if value is None else f"{value:.2f}x"
+
+
+def share(part: int, whole: int) -> str:
+    """Part of a whole in per cent; something is never shown as 0 %."""
+    if not whole:
+        return DASH
+    percent = 100 * part / whole
+    return "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
+
+
+def duration(seconds: float | None) -> str:
+    """12 s, 3m12, 1h31."""
+    if seconds is None:
+        return DASH
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}"

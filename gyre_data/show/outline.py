@@ -1,0 +1,290 @@
+"""The shape of one execution as a person thinks of it: agents, runs of calls, and what happened between them.
+
+Calls are numbered c1, c2, ... over the whole execution by start time. Each agent is a lane; within a lane, calls that
+go on from one another form a segment. A retry takes its original's place; a compaction, a fork or a new conversation
+opens another segment; a sub-agent hangs under the segment whose call started it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gyre_data.admission import AdmittedTrajectory, Exclusion, keep
+from gyre_data.eligible import Eligibility, Reason, candidates, eligibility
+from gyre_data.execution import Execution
+from gyre_data.schema import AgentRole, BranchReason, Extension
+from gyre_data.tree import Tree
+from gyre_data.types import Call
+
+__all__ = ["Lane", "Outline", "Segment", "outline"]
+
+_SUMMARIES = (AgentRole.MAIN_SUMMARY, AgentRole.SUB_AGENT_SUMMARY)
+_INSERTED = re.compile(r"<([a-z][\w-]*)>.*?</\1>", re.DOTALL)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Segment:
+    """Calls (by number) that go on from one another. `opening` tells why it did not go on from an older one."""
+
+    number: int
+    calls: list[int]
+    opening: dict[str, Any] | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Calls that were tried again or were lost: failed, aborted, undelivered."""
+    agents: list[Lane] = field(default_factory=list)
+    tail: int = 0
+    """The call that the next one goes on from."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Lane:
+    """All calls of one agent."""
+
+    kind: str
+    """main, sub_agent, side or unknown."""
+    agent_id: str | None
+    spawned_at: int | None
+    title: str | None
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[int]:
+        """Numbers of its own calls, retried and failed ones included."""
+        found = [n for s in self.segments for n in s.calls] + [
+            e["call"] for s in self.segments for e in s.events if e["call"] not in s.calls
+        ]
+        return sorted(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outline:
+    """One execution, ready to be shown."""
+
+    execution: Execution
+    tree: Tree
+    judged: Eligibility
+    lanes: tuple[Lane, ...]
+    kept: tuple[AdmittedTrajectory, ...]
+    num_candidates: int
+    excluded: tuple[Exclusion, ...]
+    j_max: int | None
+    tokens: tuple[int, ...]
+    """Distinct tokens that each call added."""
+    trained: tuple[int, ...]
+    """Of these, the tokens that are trained."""
+
+    def call(self, number: int) -> Call:
+        """The call numbered c<number>."""
+        return self.tree.calls[number - 1]
+
+    def total(self, numbers: list[int]) -> tuple[int, int]:
+        """(distinct tokens, trained tokens) of these calls."""
+        return sum(self.tokens[n - 1] for n in numbers), sum(self.trained[n - 1] for n in numbers)
+
+    def walk(self) -> Iterator[Lane]:
+        """Every lane, nested ones after the lane that holds them."""
+        todo = list(self.lanes)
+        while todo:
+            lane = todo.pop(0)
+            yield lane
+            todo = [agent for segment in lane.segments for agent in segment.agents] + todo
+
+
+def outline(execution: Execution, *, j_max: int | None = 5) -> Outline:
+    """Lay out one execution."""
+    tree = execution.tree
+    judged = eligibility(tree)
+    kept, excluded = keep(tree, judged, j_max=j_max)
+    owned = {i for t in kept for i in t.owned}
+    number = {call.call_id: n for n, call in enumerate(tree.calls)}
+    tokens, trained = [0] * len(tree.calls), [0] * len(tree.calls)
+    for i, call_id in enumerate(tree.call_of_N):
+        if call_id in number:
+            tokens[number[call_id]] += int(tree.num_tokens_N[i])
+            trained[number[call_id]] += int(tree.num_tokens_N[i]) if i in owned else 0
+    return Outline(
+        execution=execution,
+        tree=tree,
+        judged=judged,
+        lanes=_Builder(execution, judged).build(),
+        kept=kept,
+        num_candidates=len(candidates(tree, judged)),
+        excluded=tuple(excluded),
+        j_max=j_max,
+        tokens=tuple(tokens),
+        trained=tuple(trained),
+    )
+
+
+class _Builder:
+    """Sorts calls into lanes and segments, in time order."""
+
+    def __init__(self, execution: Execution, judged: Eligibility) -> None:
+        self.execution, self.tree = execution, execution.tree
+        lost = (Reason.CALL_FAILED, Reason.CALL_ABORTED, Reason.UNDELIVERED)
+        self.lost = {call_id for call_id, (reason, _) in judged.reasons.items() if reason in lost}
+        calls = self.tree.calls
+        self.number = {call.call_id: n for n, call in enumerate(calls, 1)}
+        self.by_prompt: dict[str, list[int]] = {}
+        self.segment_of: dict[int, Segment] = {}
+        self.lanes: dict[tuple[str, str | None], Lane] = {}
+        self.parent = self._parents()
+
+    def build(self) -> tuple[Lane, ...]:
+        for n, call in enumerate(self.tree.calls, 1):
+            key = self._lane_key(call)
+            if key not in self.lanes:
+                spawned_at = self._output_call(call.spawned_by_node)
+                self.lanes[key] = Lane(
+                    kind=key[0], agent_id=call.agent_id, spawned_at=spawned_at, title=self._title(call)
+                )
+            self._place(n, call, self.lanes[key])
+            if call.prompt_node is not None:
+                self.by_prompt.setdefault(call.prompt_node, []).append(n)
+        return self._nested()
+
+    def _lane_key(self, call: Call) -> tuple[str, str | None]:
+        if call.agent_role in (AgentRole.MAIN, AgentRole.MAIN_SUMMARY):
+            return "main", None
+        if call.agent_role in (AgentRole.SUB_AGENT, AgentRole.SUB_AGENT_SUMMARY):
+            leaf = self.tree.leaf(call)
+            return "sub_agent", call.agent_id or (
+                None if leaf is None else self.tree.node_id[int(self.tree.path(leaf)[0])]
+            )
+        return ("side" if call.agent_role == AgentRole.SIDE else "unknown"), None
+
+    def _parents(self) -> list[int | None]:
+        """Per call the number of the call whose output its prompt goes on from; None for a new conversation."""
+        tree = self.tree
+        nearest: list[int] = []
+        for i, above in enumerate(tree.parent_N.tolist()):
+            nearest.append(i if i in tree.outputs else (nearest[above] if above >= 0 else -1))
+        found: list[int | None] = []
+        for call in tree.calls:
+            at = -1 if call.prompt_node is None else nearest[tree.index[call.prompt_node]]
+            found.append(None if at < 0 else self.number[tree.outputs[at][0].call_id])
+        return found
+
+    def _output_call(self, node_id: str | None) -> int | None:
+        at = self.tree.index.get(node_id or "")
+        owners = () if at is None else self.tree.outputs.get(at, ())
+        return self.number[owners[0].call_id] if owners else None
+
+    def _place(self, n: int, call: Call, lane: Lane) -> None:
+        above = self.parent[n - 1]
+        segment = self.segment_of.get(above) if above is not None else None
+        goes_on = segment is not None and segment.tail == above and segment in lane.segments
+        first = self._retried(n, call)
+        host = self.segment_of.get(first) if first is not None else None
+        if first is not None and host is not None and host in lane.segments and host.tail in (first, above):
+            self._retry(host, first, n, call)
+            return
+        if goes_on and segment is not None and call.output_node is None:
+            _event(segment, "lost", n, call)
+            self.segment_of[n] = segment
+        elif goes_on and segment is not None and call.branch_reason is None:
+            self._append(segment, n, call)
+        else:
+            opened = Segment(number=len(lane.segments) + 1, calls=[], opening=self._opening(n, call, lane))
+            lane.segments.append(opened)
+            self._append(opened, n, call)
+
+    def _retry(self, host: Segment, first: int, n: int, call: Call) -> None:
+        _event(host, "retry", first, self.tree.calls[first - 1], taken_over_by=n)
+        if host.tail == first:
+            host.calls.remove(first)
+        elif call.output_node is None:
+            _event(host, "lost", n, call)
+            self.segment_of[n] = host
+            return
+        self._append(host, n, call)
+
+    def _append(self, segment: Segment, n: int, call: Call) -> None:
+        if call.call_id in self.lost:
+            _event(segment, "lost", n, call)
+        segment.calls.append(n)
+        segment.tail = n
+        self.segment_of[n] = segment
+
+    def _retried(self, n: int, call: Call) -> int | None:
+        """The earlier call that this one repeats."""
+        if call.extension != Extension.RETRY and call.branch_reason != BranchReason.RETRY:
+            return None
+        same = [m for m in self.by_prompt.get(call.prompt_node or "", []) if m < n]
+        return same[-1] if same else None
+
+    def _opening(self, n: int, call: Call, lane: Lane) -> dict[str, Any] | None:
+        if call.branch_reason == BranchReason.COMPACTION:
+            return self._compaction(n, call, lane)
+        starts = not lane.segments and call.branch_reason in (None, BranchReason.SUB_AGENT, BranchReason.RETRY)
+        if starts and call.fork_check is None:
+            return None
+        new = self.parent[n - 1] is None and call.extension == Extension.ROOT and call.branch_reason is None
+        return {
+            "kind": "conversation" if new and call.fork_check is None else "fork",
+            "at": self.parent[n - 1],
+            "reason": None if call.branch_reason is None else str(call.branch_reason),
+            "false": call.fork_check is not None,
+            "check": call.fork_check,
+            "first_difference_message": call.first_difference_message,
+            "first_difference_token": call.first_difference_token,
+            "tokens_lost": call.tokens_lost,
+        }
+
+    def _compaction(self, n: int, call: Call, lane: Lane) -> dict[str, Any]:
+        source = self.number.get(call.continues_from or "")
+        summaries = [m for m in lane.calls if m < n and self.tree.calls[m - 1].agent_role in _SUMMARIES]
+        if source is not None and self.tree.calls[source - 1].agent_role in _SUMMARIES:
+            summaries.append(source)
+        summary = self.tree.calls[summaries[-1] - 1] if summaries else None
+        before = summary.prompt_tokens if summary else None
+        if before is None and source is not None:
+            last = self.tree.calls[source - 1]
+            before = None if last.prompt_tokens is None else last.prompt_tokens + (last.output_tokens or 0)
+        path = self.tree.path(self.tree.index[call.prompt_node]) if call.prompt_node else ()
+        copied = [i for i in path if self.tree.copy_of_N[i] is not None]
+        return {
+            "kind": "compaction",
+            "at": source,
+            "tokens_before": before,
+            "tokens_after": call.prompt_tokens,
+            "summary_tokens": summary.output_tokens if summary else None,
+            "copied_tokens": int(self.tree.num_tokens_N[copied].sum()) if copied else 0,
+        }
+
+    def _nested(self) -> tuple[Lane, ...]:
+        """Hang every sub-agent under the segment that started it; what has no place stays on top, main first."""
+        top: list[Lane] = []
+        for lane in self.lanes.values():
+            host = self.segment_of.get(lane.spawned_at) if lane.spawned_at is not None else None
+            if host is None or host in lane.segments:
+                top.append(lane)
+            else:
+                host.agents.append(lane)
+        order = {"main": 0, "sub_agent": 1, "side": 2, "unknown": 3}
+        return tuple(sorted(top, key=lambda lane: (order[lane.kind], lane.calls[:1])))
+
+    def _title(self, call: Call) -> str | None:
+        """First line of the first user message, without what a harness puts between tags."""
+        blob = getattr(self.execution.run, "blob", None)
+        if blob is None or call.prompt_node is None:
+            return None
+        for i in self.tree.path(self.tree.index[call.prompt_node]).tolist():
+            for name in self.tree.message_blobs(i):
+                message = json.loads(blob(name))
+                if isinstance(message, dict) and message.get("role") == "user":
+                    text = _INSERTED.sub(" ", str(message.get("content") or "")).strip()
+                    return text.splitlines()[0][:60] if text else None
+        return None
+
+
+def _event(segment: Segment, kind: str, n: int, call: Call, taken_over_by: int | None = None) -> None:
+    """Note a call that was tried again or lost; the note that it was tried again takes the older note's place."""
+    segment.events = [event for event in segment.events if event["call"] != n]
+    segment.events.append(
+        {"kind": kind, "call": n, "status": str(call.status), "error": call.error, "taken_over_by": taken_over_by}
+    )

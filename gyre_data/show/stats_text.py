@@ -1,0 +1,135 @@
+"""`gyre stats` as text: a labelled line per question; false forks and failed evaluators stand out in red."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from gyre_data.counts import EvaluatorCounts, Stats, TreeCounts
+
+from .numbers import amount, count, duration, ratio, share
+
+__all__ = ["stats_lines"]
+
+_WRONG = "bold red"
+_LABEL = 12
+
+
+def stats_lines(found: Stats, *, where: str) -> Iterator[Text]:
+    """The lines of `gyre stats`; `where` names the run for the next command."""
+    trees = found.trees
+    yield _executions(found)
+    if found.end_reasons:
+        yield _line("ended", *_named(found.end_reasons, wrong=("crashed", "infra_fault")))
+    on_paths = trees.trajectory_message_nodes
+    yield _line(
+        "nodes",
+        f"{count(trees.message_nodes)} messages"
+        + ("" if on_paths == trees.message_nodes else f"  on trajectories {count(on_paths)}"),
+        f"{count(trees.occurrences)} if expanded ({count(trees.repeats)} repeats, {ratio(trees.sharing_nodes)})",
+        f"{count(trees.trajectories)} trajectories, {count(trees.trajectories_kept)} kept ({_cap(found)})",
+    )
+    yield _tokens(trees)
+    yield _roles(trees)
+    yield _forks(trees)
+    for evaluator in found.evaluators:
+        yield _evaluator(evaluator)
+    if trees.version_tokens:
+        yield _line("versions", *(f"{name} {amount(n)}" for name, n in sorted(trees.version_tokens.items())))
+    if trees.not_trained:
+        yield _line("not trained", *_named(dict(trees.not_trained.most_common())), "(calls)")
+    yield Text(f"next: gyre tree {where}   gyre stats {where} --json", style="dim")
+
+
+def _line(label: str, *parts: str | Text) -> Text:
+    told = Text(f"{label:<{_LABEL}}")
+    told.append_text(Text("  ").join(Text(part) if isinstance(part, str) else part for part in parts))
+    return told
+
+
+def _named(found: dict[str, int], wrong: tuple[str, ...] = ()) -> Iterator[Text]:
+    for name, number in found.items():
+        yield Text(f"{name.replace('_', ' ')} {count(number)}", style=_WRONG if name in wrong else "")
+
+
+def _cap(found: Stats) -> str:
+    return "no J_max" if found.j_max is None else f"J_max {found.j_max}"
+
+
+def _executions(found: Stats) -> Text:
+    told = Text(f"{'executions':<{_LABEL}}{count(found.executions)}")
+    order = ("scored", "evaluator_failed", "unscored", "running")
+    states = [name for name in order if found.by_state.get(name)]
+    for place, name in enumerate(states):
+        told.append(": " if place == 0 else ", ")
+        told.append(
+            f"{count(found.by_state[name])} {name.replace('_', ' ')}",
+            style=_WRONG if name == "evaluator_failed" else "",
+        )
+    trees = found.trees
+    told.append(f"  in {count(found.groups)} groups  calls {count(trees.calls)}")
+    pairs = (
+        (trees.calls_failed, "failed"),
+        (trees.calls_aborted, "aborted"),
+        (trees.calls_undelivered, "undelivered"),
+        (trees.calls_delivery_unknown, "delivery unknown"),
+    )
+    wrong = ", ".join(f"{count(number)} {what}" for number, what in pairs if number)
+    if wrong:
+        told.append(" (").append(wrong, style=_WRONG).append(")")
+    told.append(f"  p50 {duration(found.duration_p50_s)}")
+    return told
+
+
+def _tokens(trees: TreeCounts) -> Text:
+    parts: list[str | Text] = [f"distinct {amount(trees.distinct_tokens)}"]
+    if trees.trajectory_tokens != trees.distinct_tokens:
+        parts.append(f"on trajectories {amount(trees.trajectory_tokens)}")
+    parts += [
+        f"expanded {amount(trees.expanded_tokens)}",
+        f"sharing {ratio(trees.sharing)}",
+        f"sampled {amount(trees.sampled_tokens)}",
+        Text(f"trainable {amount(trees.trainable_tokens)}", style="" if trees.trainable_tokens else _WRONG),
+        f"kept {amount(trees.kept_tokens)}",
+    ]
+    return _line("tokens", *parts)
+
+
+def _roles(trees: TreeCounts) -> Text:
+    found = trees.role_tokens
+    whole = sum(found.values())
+    parts = {
+        "main": found["main"],
+        "sub_agent": found["sub_agent"],
+        "summaries": found["main_summary"] + found["sub_agent_summary"],
+        "side": found["side"],
+    }
+    unknown = whole - sum(parts.values())
+    told: list[str | Text] = [f"{name} {share(part, whole)}" for name, part in parts.items() if part]
+    if unknown:
+        told.append(Text(f"unknown {share(unknown, whole)}  <- never trained; see which: gyre tree", style=_WRONG))
+    return _line("roles", *(told or ["-"]))
+
+
+def _forks(trees: TreeCounts) -> Text:
+    real: list[str | Text] = [f"{name} {count(number)}" for name, number in trees.forks.most_common()]
+    lost = f" ({amount(trees.false_fork_tokens)} tok lost)" if trees.false_forks else ""
+    false = Text(f"FALSE {count(trees.false_forks)} of {count(trees.turns)} turns{lost}")
+    false.stylize(_WRONG if trees.false_forks else "green")
+    return _line("forks", *real, false)
+
+
+def _evaluator(found: EvaluatorCounts) -> Text:
+    parts: list[str | Text] = [found.evaluator, f"scored {count(found.scored)}"]
+    if found.mean is not None and found.minimum is not None and found.maximum is not None:
+        parts.append(f"mean {found.mean:.2f} ({found.minimum:.2f} to {found.maximum:.2f})")
+    if found.partial:
+        parts.append(f"partial {count(found.partial)}")
+    if found.skipped:
+        parts.append(f"skipped {count(found.skipped)}")
+    if found.failed and found.first_failed_at is not None and found.last_failed_at is not None:
+        first, last = (at.strftime("%H:%M") for at in (found.first_failed_at, found.last_failed_at))
+        when = first if first == last else f"{first}-{last}"
+        parts.append(Text(f"failed {count(found.failed)} at {when} UTC: not counted as zero", style=_WRONG))
+    return _line("evaluator", *parts)

@@ -1,0 +1,51 @@
+"""The texts of `gyre tree` and `gyre stats`, letter by letter."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from gyre_data.counts import stats
+from gyre_data.execution import Execution, executions, short_id
+from gyre_data.show.outline import outline
+from gyre_data.show.stats_text import stats_lines
+from gyre_data.show.tree_text import tree_lines
+from tests.support.busy_case import busy_case
+from tests.support.forest import Forest
+from tests.support.golden import check
+from tests.support.published_case import published_case
+
+
+def plain(lines: object) -> str:
+    out = io.StringIO()
+    console = Console(file=out, soft_wrap=True, highlight=False)
+    for line in lines:  # type: ignore[attr-defined]
+        console.print(line)
+    return out.getvalue()
+
+
+def tree_text(run: Forest, prefix: str, j_max: int | None = 5) -> str:
+    execution = Execution.load(run, prefix)
+    short = short_id(executions(run), execution.execution_id)
+    return plain(tree_lines(outline(execution, j_max=j_max), short=short, where="runs/a"))
+
+
+@pytest.mark.parametrize(("name", "made"), [("busy", busy_case), ("published", published_case)])
+def test_stats(name: str, made: object) -> None:
+    check(f"stats-{name}.txt", plain(stats_lines(stats(made()), where="runs/a")))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "prefix"),
+    [("busy", busy_case, "0bbb"), ("observed", busy_case, "0ccc"), ("published", published_case, "e7f3")],
+)
+def test_tree(name: str, made: object, prefix: str) -> None:
+    check(f"tree-{name}.txt", tree_text(made(), prefix))  # type: ignore[operator]
+
+
+def test_published_case_prints_exactly_its_figures() -> None:
+    text = plain(stats_lines(stats(published_case()), where="runs/a"))
+    for figure in ("calls 636 ", "1,347 messages", "1,716 if expanded (369 repeats, 1.27x)", "10 trajectories, 5 kept"):
+        assert figure in text
