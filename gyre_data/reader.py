@@ -25,7 +25,7 @@ from .segment import OpenSegment, Sealed, open_sealed, read_open
 if TYPE_CHECKING:
     from .execution import Execution
 
-__all__ = ["READ_ORDER", "Run", "unpack_blob"]
+__all__ = ["READ_ORDER", "Run", "conformed", "unpack_blob"]
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class Run:
                 part = self._open[name, stem]
                 if part.schema is not None:
                     parts.append((part.schema, list(part.batches)))
-            tables = [_conformed(name, schema, batches) for schema, batches in parts]
+            tables = [conformed(name, schema, batches) for schema, batches in parts]
             self._tables[name] = pa.concat_tables(tables) if tables else arrow_schema(name).empty_table()
         return self._tables[name]
 
@@ -197,7 +197,8 @@ def unpack_blob(blob_id: str, codec: str, num_bytes: int, data: pa.Buffer) -> by
         raise CorruptError(f"blob {blob_id}: wanted zstd data, got damage ({error}); run `gyre verify`") from error
 
 
-def _conformed(name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> pa.Table:
+def conformed(name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> pa.Table:
+    """One segment of table `name` with this release's columns; SchemaError if it is of another table or newer major."""
     stamp = json.loads((schema.metadata or {}).get(b"gyre", b"{}"))
     if stamp.get("table", name) != name:
         raise SchemaError(f"wanted a segment of table {name}, got one of {stamp['table']}; it lies in the wrong folder")

@@ -13,6 +13,7 @@ stays readable.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import struct
@@ -36,18 +37,23 @@ __all__ = [
     "SegmentWriter",
     "encode_record",
     "fsync_folder",
+    "later_records",
     "open_sealed",
     "read_log",
     "read_open",
     "write_sealed",
 ]
 
+_logger = logging.getLogger(__name__)
+
 RECORD = struct.Struct("<QIII")
 RECORD_BYTES = RECORD.size
 HEAD_BYTES = 8  # "ARROW1" and two zero bytes; what follows reads as an Arrow stream
 
-# Linux can leave out the inode's times; elsewhere a full fsync does the same job.
-_sync = getattr(os, "fdatasync", os.fsync)
+
+def _sync(fd: int) -> None:
+    """Linux can leave out the inode's times; where there is no fdatasync, fsync does the same job."""
+    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +111,12 @@ def read_log(log: bytes) -> tuple[list[Record], str | None]:
     return records, None
 
 
+def later_records(log: bytes) -> int:
+    """How many records behind the first one in `log` pass their own check: commits made after a damaged one."""
+    pieces = (log[at : at + RECORD_BYTES] for at in range(RECORD_BYTES, len(log), RECORD_BYTES))
+    return sum(len(p) == RECORD_BYTES and zlib.crc32(p[:-4]) == RECORD.unpack(p)[3] for p in pieces)
+
+
 def fsync_folder(folder: Path) -> None:
     """Make names created in or removed from `folder` durable."""
     fd = os.open(folder, os.O_RDONLY)
@@ -148,20 +160,21 @@ class SegmentWriter:
         self.folder, self.stem, self.table = folder, stem, table
         self.num_rows = 0
         self.end = 0
-        self.broken: OSError | None = None
+        self.broken: BaseException | None = None
         self._crc32 = 0
         self._log_end = 0
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
-        self._log = os.open(self.log_path, flags, 0o600)
+        self._data = self._log = -1
         try:
+            self._log = os.open(self.log_path, flags, 0o600)
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._data = os.open(self.data_path, flags, 0o600)
-        except OSError:
-            os.close(self._log)
+            fsync_folder(folder)
+        except BaseException:
+            self.close()
             raise
         self._tap = _Tap()
         self._writer = pa.ipc.new_file(self._tap, arrow_schema(table))
-        fsync_folder(folder)
 
     @property
     def data_path(self) -> Path:
@@ -179,33 +192,32 @@ class SegmentWriter:
             raise CaptureError(
                 f"{self.data_path}: wanted to append, but it broke before ({self.broken}); start a new one"
             )
-        for batch in batches:
-            self._writer.write_batch(batch)
         num_rows = sum(batch.num_rows for batch in batches)
-        data = self._tap.take()
-        end = self.end + len(data)
         try:
+            for batch in batches:
+                self._writer.write_batch(batch)
+            data = self._tap.take()
+            end = self.end + len(data)
             _write_all(self._data, data, self.end)
             _write_all(self._log, encode_record(end, num_rows, zlib.crc32(data)), self._log_end)
             _sync(self._data)
             _sync(self._log)
-        except OSError as error:
+        except BaseException as error:
             self._break(error)
             raise
         self._crc32 = zlib.crc32(data, self._crc32)
         self.end, self._log_end = end, self._log_end + RECORD_BYTES
         self.num_rows += num_rows
 
-    def _break(self, error: OSError) -> None:
-        """Cut both files back to the last good commit. No reader has mapped bytes beyond it."""
+    def _break(self, error: BaseException) -> None:
+        """Take back the commit record. The data stays as it is: a live reader may have mapped it already."""
         self.broken = error
-        for fd, end in ((self._log, self._log_end), (self._data, self.end)):
-            try:
-                os.ftruncate(fd, end)
-                _sync(fd)
-            except OSError:
-                # The commit record is not whole or not acknowledged; recovery decides by its CRC.
-                continue
+        try:
+            os.ftruncate(self._log, self._log_end)
+            _sync(self._log)
+        except OSError:
+            # Whole or not, the record was never acknowledged; its CRC decides what a reader makes of it.
+            _logger.warning("%s: could not take back an unacknowledged commit record", self.log_path)
 
     def seal(self) -> Sealed:
         """Add the footer, check every byte and value, and rename to `.arrow`. The commit log stays until published."""
@@ -219,7 +231,7 @@ class SegmentWriter:
             open_sealed(self.data_path, sealed, full=True)
             os.rename(self.data_path, self.folder / sealed.name)
             fsync_folder(self.folder)
-        except OSError as error:
+        except BaseException as error:
             self._break(error)
             raise
         self.close()
@@ -243,15 +255,17 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
 def read_open(data_path: Path, log: bytes, known: OpenSegment | None = None) -> OpenSegment:
     """Verify and read a growing segment up to its last good commit record in `log`.
 
-    `known` is an earlier result for the same file: only what came after it is checked and parsed again. Memory-maps
-    exactly the verified bytes, so a later truncation of the unacknowledged tail cannot hurt the reader.
+    `known` is an earlier result for the same file: only what came after it is checked and parsed. If the log no longer
+    holds that much (a commit that failed was taken back), everything is read again.
     """
     records, damage = read_log(log)
+    if (
+        known
+        and known.log_end
+        and (known.log_end > len(records) * RECORD_BYTES or known.end != records[known.log_end // RECORD_BYTES - 1].end)
+    ):
+        known = None
     skip = known.log_end // RECORD_BYTES if known else 0
-    if known and (len(records) < skip or (skip and records[skip - 1].end != known.end)):
-        raise CorruptError(
-            f"{data_path}: {known.num_rows} committed rows are gone from its commit log; run `gyre verify`"
-        )
     end = known.end if known else 0
     good = skip
     with data_path.open("rb") as file:

@@ -296,7 +296,11 @@ class RunWriter:
                         self._broken.append((name, segment.stem))
         finally:
             if done:
-                self._publish_sealed(done)
+                try:
+                    self._publish_sealed(done)
+                except BaseException:
+                    self._broken += done  # sealed but not named: readers still find them, `recover` publishes them
+                    raise
 
     def _publish_sealed(self, done: Mapping[tuple[str, str], Sealed | None]) -> None:
         def change(base: manifests.Manifest) -> manifests.Manifest:

@@ -1,0 +1,156 @@
+"""`gyre ls`: the executions of a run, or the runs of a folder, one record each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import manifest as manifests
+from .errors import DataError
+from .lock import is_locked
+from .reader import Run
+
+__all__ = ["ExecutionState", "ExecutionSummary", "RunSummary", "list_executions", "list_runs"]
+
+
+class ExecutionState(StrEnum):
+    """Where an execution stands: `interrupted` has no end row, and nobody is writing the run any more."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionSummary:
+    """One execution in a line."""
+
+    execution_id: str
+    task_id: str | None
+    group_id: str | None
+    sample_index: int | None
+    harness: str | None
+    state: ExecutionState
+    end_reason: str | None
+    num_calls: int
+    num_bad_calls: int
+    """Calls aborted or failed."""
+    num_tokens: int
+    """Tokens recorded, each once."""
+    num_sampled_tokens: int
+    score: float | None
+    """Of the newest scored row; None when there is none."""
+    score_status: str | None
+    """Status of the newest score row, scored or not."""
+    evaluator: str | None
+    partial: bool | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """One run in a line. `problem` says why it could not be opened."""
+
+    path: str
+    created_at: str | None
+    writing: bool
+    num_executions: int
+    num_calls: int
+    num_tokens: int
+    problem: str | None = None
+
+
+def _sums(table: pa.Table, value: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
+    """(rows, sum of `value`) by execution."""
+    both = pa.table({"execution_id": table.column("execution_id"), "value": pc.fill_null(value, 0)})
+    totals = both.group_by("execution_id").aggregate([("value", "count"), ("value", "sum")]).to_pydict()
+    return dict(zip(totals["execution_id"], zip(totals["value_count"], totals["value_sum"], strict=True), strict=True))
+
+
+def _events(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Event rows folded by execution: a later row adds to earlier ones, null adds nothing."""
+    folded: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        known = folded.setdefault(row["execution_id"], {})
+        known[f"{row['event']}_at"] = row["at"]
+        known.update({key: value for key, value in row.items() if value is not None})
+    return folded
+
+
+def list_executions(run: Run) -> list[ExecutionSummary]:
+    """Every execution of `run` that has an event or a call, in order of first appearance."""
+    calls, nodes = run.table("calls"), run.table("nodes")
+    sampled = _sums(calls, calls.column("output_tokens"))
+    tokens = _sums(nodes, pc.list_value_length(nodes.column("token_ids")))
+    bad = calls.filter(pc.not_equal(calls.column("status"), "ok")).column("execution_id").value_counts()
+    num_bad = {item["values"]: item["counts"] for item in bad.to_pylist()}
+    wanted = ["execution_id", "event", "at", "end_reason", "group_id", "task_id", "sample_index", "harness"]
+    events = _events(run.table("executions").select(wanted).sort_by("at").to_pylist())
+    scores: dict[str, dict[str, Any]] = {}
+    for row in run.table("scores").sort_by("at").to_pylist():
+        known = scores.setdefault(row["execution_id"], {})
+        known["status"] = row["status"]
+        if row["status"] == "scored":
+            known.update(value=row["value"], evaluator=row["evaluator"], partial=row["partial"])
+    unended = ExecutionState.RUNNING if is_locked(run.path / "lock") else ExecutionState.INTERRUPTED
+    found = []
+    for execution_id in dict.fromkeys([*events, *sampled]):
+        event, score = events.get(execution_id, {}), scores.get(execution_id, {})
+        found.append(
+            ExecutionSummary(
+                execution_id=execution_id,
+                task_id=event.get("task_id"),
+                group_id=event.get("group_id"),
+                sample_index=event.get("sample_index"),
+                harness=event.get("harness"),
+                state=ExecutionState.ENDED if "ended_at" in event else unended,
+                end_reason=event.get("end_reason"),
+                num_calls=sampled.get(execution_id, (0, 0))[0],
+                num_bad_calls=num_bad.get(execution_id, 0),
+                num_tokens=tokens.get(execution_id, (0, 0))[1],
+                num_sampled_tokens=sampled.get(execution_id, (0, 0))[1],
+                score=score.get("value"),
+                score_status=score.get("status"),
+                evaluator=score.get("evaluator"),
+                partial=score.get("partial"),
+                started_at=event.get("started_at"),
+                ended_at=event.get("ended_at"),
+            )
+        )
+    return found
+
+
+def list_runs(root: str | Path = "runs") -> list[RunSummary]:
+    """Every run folder directly under `root`, oldest first; one that cannot be read is listed with its problem."""
+    found = []
+    for path in Path(root).iterdir() if Path(root).is_dir() else ():
+        if not manifests.numbers(path):
+            continue
+        writing, problem, created_at = is_locked(path / "lock"), None, None
+        executions: list[ExecutionSummary] = []
+        try:
+            run = Run(path)
+            created_at = run.info.get("created_at")
+            executions = list_executions(run)
+        except DataError as error:
+            problem = str(error)
+        found.append(
+            RunSummary(
+                path=str(path),
+                created_at=created_at,
+                writing=writing,
+                num_executions=len(executions),
+                num_calls=sum(e.num_calls for e in executions),
+                num_tokens=sum(e.num_tokens for e in executions),
+                problem=problem,
+            )
+        )
+    return sorted(found, key=lambda r: (r.created_at or "", r.path))

@@ -1,0 +1,180 @@
+"""`verify`: is a run what was written, and do its rows agree with one another?
+
+It reads every byte of every segment against its CRC, validates Arrow fully, holds columns against the schema, and then
+checks what must hold between rows (`checks.py`). It reports damage and mends nothing; recovery belongs to the writer
+that opens the folder next. A run that is being written can be verified: its snapshot is consistent.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from . import manifest as manifests
+from .checks import CHECKS, Problem, ProblemKind
+from .errors import CorruptError, DataError, SchemaError
+from .lock import is_locked
+from .reader import Run, conformed
+from .recovery import QUARANTINE
+from .schema import TABLES, arrow_schema
+from .segment import OpenSegment, later_records, open_sealed
+
+__all__ = ["Report", "verify"]
+
+_TORN_WAIT_S = 0.1  # a live writer finishes a record that was seen half-written well within this
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Outcome of `verify`. `usable` is False when the run cannot be opened at all."""
+
+    path: str
+    manifest: int
+    usable: bool
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    num_rows: dict[str, int]
+
+    @property
+    def exit_status(self) -> int:
+        """0 clean, 1 problems, 2 unusable."""
+        return 2 if not self.usable else 1 if self.problems else 0
+
+
+def verify(path: str | Path) -> Report:
+    """Check the run folder at `path` and say all that is wrong. ConfigError when it is not a run folder."""
+    path = Path(path)
+    problems = list(_check_manifests(path))
+    notes: list[str] = []
+    try:
+        run = Run(path)
+    except DataError as error:
+        problems.append(Problem(kind=ProblemKind.UNUSABLE, where=str(path), detail=str(error)))
+        return Report(path=str(path), manifest=0, usable=False, problems=tuple(problems), notes=(), num_rows={})
+    if any(part.damage for part in run.open_segments.values()):
+        time.sleep(_TORN_WAIT_S)
+        run.refresh()
+    problems += _check_open(run, notes)
+    tables: dict[str, pa.Table] = {}
+    unread: set[str] = {p.where.partition("/")[0] for p in problems if p.kind == ProblemKind.CORRUPT}
+    for name in sorted({*run.manifest.tables, *TABLES}):
+        found = list(_read_table(run, name, tables, notes))
+        problems += found
+        if found:
+            unread.add(name)
+    for check in CHECKS:
+        if unread & set(check.tables):
+            notes.append(f"not checked, since {', '.join(sorted(unread & set(check.tables)))} is damaged: {check.says}")
+            continue
+        problems += check.run({name: tables[name] for name in check.tables}, notes)
+    notes += _quarantine_notes(path)
+    return Report(
+        path=str(path),
+        manifest=run.manifest_number,
+        usable=True,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        num_rows={name: table.num_rows for name, table in tables.items() if table.num_rows},
+    )
+
+
+def _check_manifests(path: Path) -> list[Problem]:
+    """Every manifest reads, and their numbers have no gap."""
+    problems = []
+    found = manifests.numbers(path)
+    for number in found:
+        where = f"{manifests.FOLDER}/{number:08d}.json"
+        try:
+            manifests.read(manifests.manifest_path(path, number))
+        except (DataError, KeyError, TypeError) as error:
+            problems.append(Problem(kind=ProblemKind.MANIFEST, where=where, detail=str(error)))
+        if number > found[0] and number - 1 not in found:
+            detail = f"wanted number {number - 1} before it, found none; restore the file from a copy"
+            problems.append(Problem(kind=ProblemKind.MANIFEST, where=where, detail=detail))
+    return problems
+
+
+def _check_open(run: Run, notes: list[str]) -> list[Problem]:
+    """Open segments: nothing beyond the verified prefix, unless their writer is alive and at work."""
+    problems = []
+    for (name, stem), part in run.open_segments.items():
+        where = f"{name}/{stem}.open"
+        if part.damage is None and is_locked(run.path / name / f"{stem}.commit"):
+            continue
+        if part.damage is None and not part.data_tail and not part.log_tail:
+            notes.append(f"{where} was left open with {part.num_rows} rows; the next writer of this folder seals it")
+            continue
+        problems.append(_tail_problem(run, name, stem, part))
+    return problems
+
+
+def _tail_problem(run: Run, name: str, stem: str, part: OpenSegment) -> Problem:
+    log = (run.path / name / f"{stem}.commit").read_bytes()
+    later = later_records(log[part.log_end :])
+    detail = (
+        f"{part.damage or 'bytes after the last commit'}; {part.num_rows} rows before it are good, "
+        f"{part.data_tail} bytes of data and {part.log_tail} of log lie after"
+    )
+    if later:
+        detail += f", among them {later} later commits that were acknowledged: restore the file from a copy"
+        return Problem(kind=ProblemKind.CORRUPT, where=f"{name}/{stem}.open", detail=detail)
+    detail += ": a crash in mid-write leaves this; the next writer of this folder moves it to quarantine/"
+    return Problem(kind=ProblemKind.TAIL, where=f"{name}/{stem}.open", detail=detail)
+
+
+def _read_table(run: Run, name: str, tables: dict[str, pa.Table], notes: list[str]) -> list[Problem]:
+    """Read every segment of one table with all checks, and put the rows that could be read into `tables`."""
+    problems: list[Problem] = []
+    if name not in TABLES:
+        notes.append(f"{name}/ is a table of a newer release; its rows were not checked")
+        return problems
+    parts = []
+    for sealed in run.manifest.sealed.get(name, ()):
+        where = f"{name}/{sealed.name}"
+        try:
+            schema, batches = open_sealed(run.path / name / sealed.name, sealed, full=True)
+            parts.append(conformed(name, schema, batches))
+        except FileNotFoundError:
+            detail = "the manifest names it, but it is gone; restore it from a copy"
+            problems.append(Problem(kind=ProblemKind.MISSING, where=where, detail=detail))
+        except SchemaError as error:
+            problems.append(Problem(kind=ProblemKind.SCHEMA, where=where, detail=str(error)))
+        except CorruptError as error:
+            problems.append(Problem(kind=ProblemKind.CORRUPT, where=where, detail=str(error)))
+    for stem in run.manifest.open.get(name, ()):
+        part = run.open_segments[name, stem]
+        if part.schema is None:
+            continue
+        try:
+            parts.append(conformed(name, part.schema, list(part.batches)))
+        except SchemaError as error:
+            problems.append(Problem(kind=ProblemKind.SCHEMA, where=f"{name}/{stem}.open", detail=str(error)))
+    tables[name] = pa.concat_tables(parts) if parts else arrow_schema(name).empty_table()
+    problems += _check_nulls(name, tables[name])
+    return problems
+
+
+def _check_nulls(name: str, table: pa.Table) -> list[Problem]:
+    """No null where the schema promises a value; Arrow itself does not check this."""
+    return [
+        Problem(
+            kind=ProblemKind.SCHEMA,
+            where=f"{name}.{column.name}",
+            detail=f"wanted a value in every row, found {table.column(column.name).null_count} nulls",
+        )
+        for column in TABLES[name].columns
+        if not column.nullable and table.column(column.name).null_count
+    ]
+
+
+def _quarantine_notes(path: Path) -> list[str]:
+    folder = path / QUARANTINE
+    files = [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else []
+    return (
+        [f"{QUARANTINE}/ holds {len(files)} files of crashed segments; what was committed in them is sealed"]
+        if files
+        else []
+    )
