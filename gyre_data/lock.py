@@ -31,6 +31,13 @@ class FolderLock:
         except BlockingIOError:
             os.close(self._fd)
             raise ConfigError(f"{run} is being written by {_holder(run)}; use that one or another run folder") from None
+        try:
+            self._say()
+        except BaseException:
+            self.release()
+            raise
+
+    def _say(self) -> None:
         said = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat()}
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(said).encode() + b"\n", 0)

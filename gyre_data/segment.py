@@ -12,8 +12,8 @@ stays readable.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import logging
 import mmap
 import os
 import struct
@@ -43,8 +43,6 @@ __all__ = [
     "read_open",
     "write_sealed",
 ]
-
-_logger = logging.getLogger(__name__)
 
 RECORD = struct.Struct("<QIII")
 RECORD_BYTES = RECORD.size
@@ -161,6 +159,7 @@ class SegmentWriter:
         self.num_rows = 0
         self.end = 0
         self.broken: BaseException | None = None
+        self.taken_back = True  # False while the record of a failed append may still be in the log
         self._crc32 = 0
         self._log_end = 0
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
@@ -187,7 +186,10 @@ class SegmentWriter:
         return self.folder / f"{self.stem}.commit"
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Make `batches` durable as one commit. On OSError nothing of them is kept and the segment is broken."""
+        """Make `batches` durable as one commit. On OSError the segment is broken and nothing of them counts.
+
+        If even the record cannot be removed (`taken_back` is False), `take_back` comes before they are written again.
+        """
         if self.broken is not None:
             raise CaptureError(
                 f"{self.data_path}: wanted to append, but it broke before ({self.broken}); start a new one"
@@ -203,21 +205,19 @@ class SegmentWriter:
             _sync(self._data)
             _sync(self._log)
         except BaseException as error:
-            self._break(error)
+            self.broken, self.taken_back = error, False
+            with contextlib.suppress(OSError):
+                self.take_back()
             raise
         self._crc32 = zlib.crc32(data, self._crc32)
         self.end, self._log_end = end, self._log_end + RECORD_BYTES
         self.num_rows += num_rows
 
-    def _break(self, error: BaseException) -> None:
-        """Take back the commit record. The data stays as it is: a live reader may have mapped it already."""
-        self.broken = error
-        try:
-            os.ftruncate(self._log, self._log_end)
-            _sync(self._log)
-        except OSError:
-            # Whole or not, the record was never acknowledged; its CRC decides what a reader makes of it.
-            _logger.warning("%s: could not take back an unacknowledged commit record", self.log_path)
+    def take_back(self) -> None:
+        """Remove the record of an append that failed. The data stays: a live reader may have mapped it already."""
+        os.ftruncate(self._log, self._log_end)
+        _sync(self._log)
+        self.taken_back = True
 
     def seal(self) -> Sealed:
         """Add the footer, check every byte and value, and rename to `.arrow`. The commit log stays until published."""
@@ -232,7 +232,7 @@ class SegmentWriter:
             os.rename(self.data_path, self.folder / sealed.name)
             fsync_folder(self.folder)
         except BaseException as error:
-            self._break(error)
+            self.broken = error
             raise
         self.close()
         return sealed

@@ -86,6 +86,7 @@ class RunWriter:
         self._queue: list[_Entry] = []
         self._live: dict[str, _Live] = {}
         self._broken: list[tuple[str, str]] = []
+        self._untaken: list[SegmentWriter] = []
         self._strays: set[tuple[str, str]] = set()
         self._closed = False
         try:
@@ -165,10 +166,13 @@ class RunWriter:
     def _flush(self) -> None:
         with self._queue_lock:
             entries, self._queue = self._queue, []
-        if not entries:
+        if not entries and not self._untaken:
             return
         durable: set[str] = set()
         try:
+            while self._untaken:  # else rows of a failed commit would be there twice
+                self._untaken[-1].take_back()
+                self._untaken.pop().close()
             grouped = self._group(entries)
             self._roll()
             self._ensure_open(grouped)
@@ -233,9 +237,12 @@ class RunWriter:
             segment.append(batches)
         finally:
             if segment.broken is not None:
-                segment.close()
-                self._broken.append((name, segment.stem))
                 del self._live[name]
+                self._broken.append((name, segment.stem))
+                if segment.taken_back:
+                    segment.close()
+                else:
+                    self._untaken.append(segment)
 
     def _roll(self) -> None:
         """Seal segments that are full or old, before the commit that would go into them."""
@@ -327,8 +334,8 @@ class RunWriter:
                 self._release()
 
     def _release(self) -> None:
-        for live in self._live.values():
-            live.segment.close()
+        for segment in (*self._untaken, *(live.segment for live in self._live.values())):
+            segment.close()
         self._live.clear()
         if self._lock is not None:
             self._lock.release()
