@@ -43,7 +43,7 @@ COMMIT_ORDER = tuple(reversed(READ_ORDER))
 _COMPRESS_FROM = 128  # bytes; below, zstd's own header eats the gain
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Entry:
     """Rows queued by one call. `owned`: their caller waits, and drops them when the commit fails."""
 
@@ -54,7 +54,7 @@ class _Entry:
     done: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Live:
     """An open segment of this writer; `named` once a manifest names it."""
 
