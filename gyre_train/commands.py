@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["engine"]
+__all__ = ["demo", "engine"]
 
 
 def engine(
@@ -33,3 +36,19 @@ def engine(
         threads=threads,
     )
     serve(settings, host=host, port=port)
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--dir", help="Folder to make; it is a run that every command opens.")] = Path(
+        "gyre-demo"
+    ),
+    model: Annotated[Path | None, typer.Option(help="Start from this Hugging Face folder instead of a tiny one.")] = None,
+    record_only: Annotated[bool, typer.Option("--record-only", help="Stop after the tree is shown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON and nothing else.")] = False,
+) -> None:
+    """Record, inspect, train and publish on this machine: two tasks, eight executions, two steps, no key, no GPU."""
+    from .demo.steps import demo as run_demo
+
+    summary = run_demo(folder, model=model, record_only=record_only, quiet=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(summary, indent=2) + "\n")
