@@ -42,7 +42,9 @@ def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Folder to make; it is a run that every command opens.")] = Path(
         "gyre-demo"
     ),
-    model: Annotated[Path | None, typer.Option(help="Start from this Hugging Face folder instead of a tiny one.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Start from this Hugging Face folder instead of a tiny one.")
+    ] = None,
     record_only: Annotated[bool, typer.Option("--record-only", help="Stop after the tree is shown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON and nothing else.")] = False,
 ) -> None:

@@ -54,23 +54,27 @@ def demo(folder: Path, *, model: Path | None = None, record_only: bool = False, 
     run.summary["seconds"]["total"] = round(time.monotonic() - started, 1)
     (run.parts / "summary.json").write_text(json.dumps(run.summary, indent=2) + "\n")
     shown = f"{run.summary['seconds']['total'] / 60:.1f} min"
-    run.console.print(f"done in {shown}, in {folder}   next: gyre tree {folder} | gyre stats {folder} | gyre record claude")
+    run.console.print(
+        f"done in {shown}, in {folder}   next: gyre tree {folder} | gyre stats {folder} | gyre record claude"
+    )
     run.console.print("not shown here: GPU, MoE, many engines (status table in README)", style="dim")
     return run.summary
 
 
 def prepare_policy(folder: Path, model: Path | None, *, steps: int, num_variants: int = 24) -> Path:
-    """Make the policy the demo starts from: a tiny model (or `model`) warm-started by `gyre train` on the teacher's text.
+    """Make the demo's policy: a tiny model (or `model`) warm-started by `gyre train` on the teacher's text.
 
     Returns a plain Hugging Face folder, whose weights count as untrained (`base`): the teacher is not part of the run.
     """
     text = folder / "warm.jsonl"
     write_jsonl(text, num_variants)
     if model is None:
-        from ..tiny import make_tiny
+        from gyre_train.tiny import make_tiny
 
         samples = text.read_text().splitlines()
-        model = make_tiny(folder / "model-init", vocab=640, hidden=128, layers=2, heads=4, kv_heads=2, texts=samples[:8])
+        model = make_tiny(
+            folder / "model-init", vocab=640, hidden=128, layers=2, heads=4, kv_heads=2, texts=samples[:8]
+        )
     config = folder / "warm.toml"
     config.write_text(
         f"[model]\npath = {json.dumps(str(model))}\n"
@@ -147,7 +151,7 @@ class Demo:
 
     def start_engine(self, services: ExitStack, model: Path | None) -> None:
         """Step 1: make the policy and serve it."""
-        from ..lineage import base_version
+        from gyre_train.lineage import base_version
 
         with self.step(1, "engine", "warming a policy up on text (gyre train)") as said:
             self.base = prepare_policy(self.parts, model, steps=WARM_STEPS)
@@ -215,12 +219,14 @@ class Demo:
             for level, reasons in admission.counts().items():
                 said += [f"left out, {level}: {reason} {count}" for reason, count in reasons.items()]
             for group in admission.groups:
-                said.append(f"group {group.group_id}: {group.num_valid} scores, mean {group.mean:.2f}, std {group.std:.2f}")
+                said.append(
+                    f"group {group.group_id}: {group.num_valid} scores, mean {group.mean:.2f}, std {group.std:.2f}"
+                )
             self.summary["admitted"] = {"trajectories": kept, "tokens": admission.num_owned, **admission.counts()}
 
     def check(self) -> None:
         """Step 5: the exactness contract on the trees just recorded."""
-        from ..exactness import logprob_gap, recorded_trees, sharing_gap
+        from gyre_train.exactness import logprob_gap, recorded_trees, sharing_gap
 
         with self.step(5, "check", "packed trees against independent rows") as said:
             gap = sharing_gap(self.base, recorded_trees(self.folder, self.base, loss="rl"), tokens=PACK_TOKENS)
@@ -244,7 +250,8 @@ class Demo:
                 f'[train]\nloss = "rl"\nsteps = 2\nexecutions_per_step = 3\nlr = 3e-4\n'
                 f"[pack]\ntokens = {PACK_TOKENS}\n"
                 f"[output]\ndir = {json.dumps(str(self.trainer))}\npolicy_id = {json.dumps(POLICY_ID)}\n"
-                f"[publish]\nengines = [{json.dumps(self.engine_url)}]\nproxy = {json.dumps(self.proxy_url)}\nevery = 2\n"
+                f"[publish]\nengines = [{json.dumps(self.engine_url)}]\n"
+                f"proxy = {json.dumps(self.proxy_url)}\nevery = 2\n"
             )
             run_gyre(["train", str(config), "--json"], self.parts / "train.log")
             steps = [json.loads(line) for line in (self.trainer / "metrics.jsonl").read_text().splitlines()]
@@ -256,8 +263,7 @@ class Demo:
     def serve(self) -> None:
         """Step 7: the engine serves version 2; one more execution runs under it; its log-probs are the trainer's."""
         from gyre_data import open as open_run
-
-        from ..exactness import logprob_gap, recorded_trees
+        from gyre_train.exactness import logprob_gap, recorded_trees
 
         with self.step(7, "publish", "one more execution under the new weights") as said:
             with urllib.request.urlopen(f"{self.engine_url}/model_info", timeout=10) as answer:
