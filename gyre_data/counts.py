@@ -23,7 +23,7 @@ import numpy as np
 from .admission import keep
 from .eligible import candidates, eligibility
 from .execution import ExecutionInfo, executions
-from .schema import Author, CallStatus, DeliveryState, NodeKind, ScoreStatus
+from .schema import AgentRole, Author, BranchReason, CallStatus, DeliveryState, NodeKind, ScoreStatus
 from .scores import scores_by_execution
 from .tree import Forest, Tables, Tree
 from .types import Score
@@ -63,7 +63,7 @@ class TreeCounts:
     false_fork_tokens: int = 0
     """Recorded tokens that false forks did not reuse."""
     forks: Counter[str] = field(default_factory=Counter)
-    """Calls by branch reason, false forks left out."""
+    """Calls by branch reason, false forks left out; a summary call in a prompt of its own counts as `summary`."""
     role_tokens: Counter[str] = field(default_factory=Counter)
     """Distinct tokens by the role of the call that added them."""
     role_calls: Counter[str] = field(default_factory=Counter)
@@ -135,11 +135,22 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         kept_tokens=sum(t.num_owned for t in kept),
         false_forks=len(false),
         false_fork_tokens=sum(call.tokens_lost or 0 for call in false),
-        forks=Counter(str(c.branch_reason) for c in tree.calls if c.branch_reason and c.fork_check is None),
+        forks=_forks(tree),
         role_tokens=_role_tokens(tree),
         role_calls=Counter(str(call.agent_role) for call in tree.calls),
         version_tokens=_version_tokens(tree),
         not_trained=Counter(str(reason) for reason, _ in judged.reasons.values()),
+    )
+
+
+def _forks(tree: Tree) -> Counter[str]:
+    summaries = (AgentRole.MAIN_SUMMARY, AgentRole.SUB_AGENT_SUMMARY)
+    return Counter(
+        "summary"
+        if call.branch_reason == BranchReason.COMPACTION and call.agent_role in summaries
+        else str(call.branch_reason)
+        for call in tree.calls
+        if call.branch_reason is not None and call.fork_check is None
     )
 
 

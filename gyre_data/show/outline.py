@@ -218,14 +218,16 @@ class _Builder:
         return same[-1] if same else None
 
     def _opening(self, n: int, call: Call, lane: Lane) -> dict[str, Any] | None:
-        if call.branch_reason == BranchReason.COMPACTION:
-            return self._compaction(n, call, lane)
-        starts = not lane.segments and call.branch_reason in (None, BranchReason.SUB_AGENT, BranchReason.RETRY)
-        if starts and call.fork_check is None:
-            return None
-        new = self.parent[n - 1] is None and call.extension == Extension.ROOT and call.branch_reason is None
+        if call.fork_check is None:
+            if call.agent_role in _SUMMARIES and call.branch_reason == BranchReason.COMPACTION:
+                return {"kind": "summary", "at": self.number.get(call.continues_from or "")}
+            if call.branch_reason == BranchReason.COMPACTION:
+                return self._compaction(n, call, lane)
+            if not lane.segments:
+                return None
+        unrelated = self.parent[n - 1] is None and (lane.kind == "unknown" or call.branch_reason is None)
         return {
-            "kind": "conversation" if new and call.fork_check is None else "fork",
+            "kind": "conversation" if unrelated and call.fork_check is None else "fork",
             "at": self.parent[n - 1],
             "reason": None if call.branch_reason is None else str(call.branch_reason),
             "false": call.fork_check is not None,

@@ -21,6 +21,8 @@ __all__ = ["score_text", "tree_lines"]
 
 _WRONG = "bold red"
 _QUIET = "dim"
+_FOLDED = ("side", "unknown")
+"""Lanes of which only the header and false forks are shown: their calls have nothing to do with one another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,9 +123,10 @@ def _lane(shown: Outline, lane: Lane, depth: tuple[bool, ...]) -> Iterator[_Row]
     elif lane.kind == "sub_agent":
         label.append(" from an unknown call", style="not bold")
     children = list(_children(shown, lane))
-    if lane.kind != "main" and len(children) == 1 and not children[0].below:
+    one_run = lane.kind == "sub_agent" and len(children) == 1 and not children[0].below
+    if one_run or lane.kind in _FOLDED:
         label.append(f"  {_span(lane.calls)}", style="not bold")
-        children = []
+        children = [] if one_run else children
     yield _Row(depth=depth, label=label, figures=_figures(shown, lane.calls))
     for place, child in enumerate(children):
         yield from _indented(child, (*depth, place == len(children) - 1))
@@ -158,6 +161,8 @@ def _indented(item: _Item, depth: tuple[bool, ...]) -> Iterator[_Row]:
 def _children(shown: Outline, lane: Lane) -> Iterator[_Item]:
     """Openings and runs of a lane in order; a fork holds its own run, since it leads away from the line."""
     for segment in lane.segments:
+        if lane.kind in _FOLDED and not (segment.opening or {}).get("false"):
+            continue
         run = _Item(
             label=Text(_span(segment.calls)),
             figures=_figures(shown, segment.calls),
@@ -210,6 +215,8 @@ def _compaction(opening: dict[str, Any]) -> Text:
 def _fork(opening: dict[str, Any]) -> Text:
     if opening["kind"] == "conversation":
         return Text("new conversation")
+    if opening["kind"] == "summary":
+        return Text(f"summary of {_at(opening)} in a prompt of its own")
     if opening["false"]:
         told = Text("FALSE fork", style=_WRONG)
         told.append(

@@ -7,6 +7,7 @@ it, three sub-agents of which one is compacted and goes on, and a fork of one. F
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from tests.support.forest import ExecutionBuilder, Forest, Made
@@ -56,7 +57,9 @@ class _Conversation:
             self.grow(new, fail=turn in failing, **more)
 
 
+@cache
 def published_case() -> Forest:
+    """The run; the same object each time, so change nothing in it."""
     run = Forest()
     e = run.execution(
         "e_e7f3a0b1c2d3", group="swe-412", sample_index=3, end=None, harness="claude-code", harness_version="2.1.220"
