@@ -111,7 +111,7 @@ class Sampling:
     def to_json(self) -> dict[str, Any]:
         """Only what was set."""
         pairs = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in pairs.items() if value not in (None, (), False)}
+        return {name: value for name, value in pairs.items() if not (value is None or value is False or value == ())}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
