@@ -56,6 +56,8 @@ class Template(Protocol):
     think_ids: tuple[int, int] | None
     """Ids that open and close reasoning, when each is one token."""
     vocab_size: int
+    control_tokens: Mapping[str, int]
+    """Text and id of each control token."""
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
@@ -91,6 +93,8 @@ class ChatTemplate:
         recipe = json.dumps([digest, dict(sources), self._kwargs, pinned], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(recipe.encode()).hexdigest()[:32]
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        added = tokenizer.get_added_tokens_decoder().items()
+        self.control_tokens: Mapping[str, int] = {token.content: i for i, token in added if token.special}
         self.think_ids = self._pair("<think>", "</think>")
         ids = {token if isinstance(token, int) else tokenizer.token_to_id(token) for token in stop_tokens}
         self.stop_ids = frozenset(i for i in ids if i is not None) | self._turn_ends()

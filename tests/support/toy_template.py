@@ -23,6 +23,7 @@ class ToyTemplate:
         self.stop_ids = frozenset(toy.SPECIAL[end] for end in ends)
         self.think_ids = (toy.SPECIAL["<think>"], toy.SPECIAL["</think>"])
         self.vocab_size = 310
+        self.control_tokens = dict(toy.SPECIAL)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
