@@ -1,0 +1,374 @@
+"""The HTTP API of the proxy: for launchers, trainers, controllers and own harnesses.
+
+What an answer says is durable before it is sent. Repeating a request changes nothing: creation is keyed by group and
+sample number, an end or a state that is already recorded is answered as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gyre_data.errors import ConfigError, EngineError, GyreError
+from gyre_data.schema import TABLES, ScoreStatus
+from gyre_data.types import EnvironmentState, ExecutionEvent, Score
+
+from .executions import Execution, Group, end_reason, key_hash, new_execution_id, new_key
+from .service import CallError, Proxy
+
+__all__ = ["Api"]
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_]+(-[0-9]+)?\.(open|commit|arrow|json)")
+_STATUS = {"authentication": 401, "not_found": 404, "invalid_request": 400, "overloaded": 503}
+_PIECE = 8 << 20
+
+
+def _answer(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+class Api:
+    """Handlers, one per endpoint; `routes` lists them."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+
+    def routes(self) -> list[Route]:
+        """Routes of the API."""
+        table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("POST", "/api/groups", self.create_group),
+            ("POST", "/api/executions", self.create_execution),
+            ("GET", "/api/executions", self.list_executions),
+            ("POST", "/api/executions/claim", self.claim),
+            ("GET", "/api/executions/{id}", self.show_execution),
+            ("POST", "/api/executions/{id}/end", self.end),
+            ("POST", "/api/executions/{id}/environments", self.environment),
+            ("POST", "/api/executions/{id}/scores", self.score),
+            ("GET", "/api/events", self.events),
+            ("GET", "/api/engines", self.engines),
+            ("POST", "/api/engines", self.change_engine),
+            ("GET", "/api/segments/{table}/{name}", self.segment),
+            ("GET", "/api/status", self.status),
+            ("GET", "/metrics", self.metrics),
+        ]
+        return [Route(path, self._guard(handler), methods=[method]) for method, path, handler in table]
+
+    def _guard(self, handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                self.proxy.authorize(None, request.headers)
+                return await handler(request)
+            except CallError as error:
+                return _answer({"error": {"message": str(error)}}, _STATUS.get(error.kind, 400))
+            except (ConfigError, ValueError) as error:
+                return _answer({"error": {"message": str(error)}}, 400)
+            except EngineError as error:
+                return _answer({"error": {"message": str(error)}}, 502)
+            except GyreError as error:
+                return _answer({"error": {"message": str(error)}}, 500)
+
+        return guarded
+
+    # --- groups and executions ----------------------------------------------------------------------------------------
+
+    async def create_group(self, request: Request) -> Response:
+        """{task, size, attributes, id?} -> {id}."""
+        body = await _body(request)
+        group_id = _text(body, "id") or f"g_{secrets.token_hex(6)}"
+        group = self.proxy.executions.groups.setdefault(group_id, Group(group_id=group_id))
+        group.task_id, group.size = _text(body, "task") or group.task_id, body.get("size", group.size)
+        group.attributes = body.get("attributes", group.attributes)
+        return _answer({"id": group_id})
+
+    async def create_execution(self, request: Request) -> Response:
+        """{task, group, sample_index, harness, attributes, launcher?, command?, queue?, id?} -> {id, base_url, key}.
+
+        It waits for a launcher's claim unless `queue` is false: then the creator runs it itself.
+        """
+        body = await _body(request)
+        group_id, sample_index = _text(body, "group"), body.get("sample_index")
+        known = self.proxy.executions.get(_text(body, "id") or "")
+        if known is None and group_id is not None and isinstance(sample_index, int):
+            known = self.proxy.executions.of_sample(group_id, sample_index)
+        if known is not None:
+            key = await self._new_key(known)
+            return _answer({"id": known.execution_id, "base_url": _base_url(request, known), "key": key})
+        launcher = dict(body.get("launcher") or {})
+        if body.get("command") is not None:
+            launcher["command"] = body["command"]
+        attributes, key = body.get("attributes"), new_key()
+        queue = bool(body.get("queue", True))
+        execution = Execution(
+            execution_id=_text(body, "id") or new_execution_id(),
+            group_id=group_id,
+            task_id=_text(body, "task") or self._task_of(group_id),
+            sample_index=sample_index,
+            harness=_text(body, "harness"),
+            launcher=launcher,
+            attributes=json.dumps(attributes, sort_keys=True) if attributes is not None else None,
+            key_hashes={key_hash(key)},
+            state="queued" if queue else "claimed",
+            dispatched_at=None if queue else datetime.now(UTC).timestamp(),
+        )
+        self.proxy.executions.add(execution)
+        await self.proxy.record_start(execution, dispatched=not queue)
+        return _answer({"id": execution.execution_id, "base_url": _base_url(request, execution), "key": key})
+
+    def _task_of(self, group_id: str | None) -> str | None:
+        group = self.proxy.executions.groups.get(group_id or "")
+        return group.task_id if group else None
+
+    async def _new_key(self, execution: Execution) -> str:
+        """Another key for an execution: of the earlier ones only hashes are left."""
+        key = new_key()
+        execution.key_hashes.add(key_hash(key))
+        dispatched = execution.state != "queued"
+        await self.proxy.recorder.commit([execution.started(self.proxy.version if dispatched else None)])
+        return key
+
+    async def list_executions(self, request: Request) -> Response:
+        """?group=&state= -> {executions: [...]}."""
+        group, state = request.query_params.get("group"), request.query_params.get("state")
+        found = [
+            execution.describe()
+            for execution in self.proxy.executions
+            if group in (None, execution.group_id) and state in (None, execution.state)
+        ]
+        return _answer({"executions": found})
+
+    async def show_execution(self, request: Request) -> Response:
+        """The execution as it stands."""
+        return _answer(self._named(request).describe())
+
+    async def claim(self, request: Request) -> Response:
+        """{limit, group?} -> {executions: [...]}, each with base_url and a key of its own; oldest first."""
+        body = await _body(request)
+        limit = body.get("limit", 1)
+        if not isinstance(limit, int) or limit < 0:
+            raise ConfigError(f"wanted limit, a number of executions, got {limit!r}")
+        claimed = []
+        for execution in self.proxy.executions.queued(limit, _text(body, "group")):
+            execution.state, execution.dispatched_at = "claimed", datetime.now(UTC).timestamp()
+            try:
+                key = await self._new_key(execution)
+            except GyreError:
+                execution.state, execution.dispatched_at = "queued", None
+                raise
+            self.proxy.events.add(
+                "execution.started", execution=execution.execution_id, group=execution.group_id, task=execution.task_id
+            )
+            claimed.append({**execution.describe(), "base_url": _base_url(request, execution), "key": key})
+        return _answer({"executions": claimed})
+
+    async def end(self, request: Request) -> Response:
+        """{reason} -> the execution. Only the first end counts."""
+        execution, body = self._named(request), await _body(request)
+        reason = end_reason(str(body.get("reason")))
+        if execution.state != "ended":
+            before, execution.state, execution.end_reason = execution.state, "ended", str(reason)
+            row = ExecutionEvent(
+                execution_id=execution.execution_id,
+                event="ended",
+                at=datetime.now(UTC),
+                end_reason=reason,
+                group_id=execution.group_id,
+                task_id=execution.task_id,
+                sample_index=execution.sample_index,
+            )
+            try:
+                await self.proxy.recorder.commit([row])
+            except GyreError:
+                execution.state, execution.end_reason = before, None
+                raise
+            await self.proxy.finish(execution)
+            self.proxy.events.add(
+                "execution.ended", execution=execution.execution_id, group=execution.group_id, reason=str(reason)
+            )
+        return _answer(execution.describe())
+
+    async def environment(self, request: Request) -> Response:
+        """{kind, digest, location} -> {state_id}; later calls of the execution carry it."""
+        execution, body = self._named(request), await _body(request)
+        kind, digest = _text(body, "kind"), _text(body, "digest")
+        if kind not in ("digest", "git_tree", "opaque") or not digest:
+            raise ConfigError(f"wanted kind (digest, git_tree or opaque) and digest, got {body!r:.200}")
+        last = execution.environment
+        if last is not None and (last.kind, last.digest, last.location) == (kind, digest, _text(body, "location")):
+            return _answer({"state_id": last.state_id})
+        state = EnvironmentState(
+            state_id=f"st_{secrets.token_hex(8)}",
+            execution_id=execution.execution_id,
+            captured_at=datetime.now(UTC),
+            kind=kind,
+            digest=digest,
+            location=_text(body, "location"),
+            parent_id=last.state_id if last else None,
+        )
+        await self.proxy.recorder.commit([state])
+        execution.environment = state
+        self.proxy.events.add("environment", execution=execution.execution_id, state=state.state_id)
+        return _answer({"state_id": state.state_id})
+
+    async def score(self, request: Request) -> Response:
+        """{evaluator, version, status, value, partial, detail, state_id, config_digest} -> {score_id}."""
+        execution, body = self._named(request), await _body(request)
+        score = _score(execution.execution_id, body)
+        last = execution.scores.get(score.evaluator)
+        if last is not None and _verdict(last) == _verdict(score):
+            return _answer({"score_id": last.score_id})
+        await self.proxy.recorder.commit([score])
+        execution.scores[score.evaluator] = score
+        self.proxy.events.add(
+            "score",
+            execution=execution.execution_id,
+            group=execution.group_id,
+            evaluator=score.evaluator,
+            status=str(score.status),
+            value=score.value,
+        )
+        return _answer({"score_id": score.score_id})
+
+    def _named(self, request: Request) -> Execution:
+        execution = self.proxy.executions.get(request.path_params["id"])
+        if execution is None:
+            raise CallError(
+                "not_found",
+                f"wanted an execution of this run, got {request.path_params['id']!r}; see GET /api/executions",
+            )
+        return execution
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    async def events(self, request: Request) -> Response:
+        """?from=seq&limit=&wait=seconds -> {events, next, oldest}."""
+        start, limit = _number(request, "from", 0), _number(request, "limit", 1000)
+        return _answer(await self.proxy.events.wait(start, max(1, limit), min(60, _number(request, "wait", 0))))
+
+    async def engines(self, request: Request) -> Response:
+        """Every engine with its state, version and load."""
+        return _answer({"engines": [engine.describe() for engine in self.proxy.router.engines]})
+
+    async def change_engine(self, request: Request) -> Response:
+        """{action: add|drain|remove|version, url, version} -> the engine."""
+        body = await _body(request)
+        url, router = _text(body, "url") or "", self.proxy.router
+        match body.get("action"):
+            case "add":
+                engine = await self.proxy.add_engine(url)
+            case "drain":
+                engine = router.drain(url)
+            case "remove":
+                engine = router.remove(url)
+            case "version":
+                engine = router.set_version(url, _text(body, "version") or "")
+            case other:
+                raise ConfigError(f"wanted action add, drain, remove or version, got {other!r}")
+        return _answer(engine.describe())
+
+    async def segment(self, request: Request) -> Response:
+        """?from=offset -> bytes of one file of the run from there, at most 8 MiB; `x-gyre-size` is its length now."""
+        table, name = request.path_params["table"], request.path_params["name"]
+        if (table not in TABLES and table != "manifest") or not _SEGMENT.fullmatch(name):
+            raise CallError(
+                "not_found", f"wanted /api/segments/<table>/<file>, got {table}/{name}; the manifest names them"
+            )
+        start = _number(request, "from", 0)
+        try:
+            with open(self.proxy.settings.run / table / name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(start)
+                data = file.read(_PIECE)
+        except FileNotFoundError:
+            raise CallError(
+                "not_found", f"{table}/{name} is not in this run (any more); read the newest manifest"
+            ) from None
+        return Response(data, media_type="application/octet-stream", headers={"x-gyre-size": str(size)})
+
+    async def status(self, request: Request) -> Response:
+        """What the proxy is and does now."""
+        return _answer(self.proxy.status())
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus text."""
+        return Response(self.proxy.expose_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _score(execution_id: str, body: dict[str, Any]) -> Score:
+    evaluator, status, value = _text(body, "evaluator"), body.get("status", "scored"), body.get("value")
+    known = [str(item) for item in ScoreStatus if item is not ScoreStatus.UNKNOWN_VALUE]
+    if not evaluator or status not in known:
+        raise ConfigError(f"wanted evaluator and status ({', '.join(known)}), got {evaluator!r} and {status!r}")
+    if status == "scored" and (
+        not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value)
+    ):
+        raise ConfigError(
+            f"wanted a finite value for status scored, got {value!r}; send status failed when there is none"
+        )
+    detail = body.get("detail")
+    return Score(
+        score_id=f"s_{secrets.token_hex(8)}",
+        execution_id=execution_id,
+        evaluator=evaluator,
+        evaluator_version=_text(body, "version"),
+        config_digest=_text(body, "config_digest"),
+        status=ScoreStatus(status),
+        value=float(value) if status == "scored" and value is not None else None,
+        partial=body.get("partial"),
+        state_id=_text(body, "state_id"),
+        detail=detail if isinstance(detail, str) or detail is None else json.dumps(detail, sort_keys=True),
+        at=datetime.now(UTC),
+    )
+
+
+def _verdict(score: Score) -> tuple[object, ...]:
+    return (
+        score.evaluator_version,
+        score.config_digest,
+        score.status,
+        score.value,
+        score.partial,
+        score.state_id,
+        score.detail,
+    )
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    raw = await request.body()
+    try:
+        value = orjson.loads(raw or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"wanted a JSON object as body, got {raw[:80]!r} ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"wanted a JSON object as body, got {type(value).__name__}")
+    return value
+
+
+def _text(body: dict[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"wanted {name} as a string, got {value!r:.80}")
+    return value or None
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isdigit():
+        raise ConfigError(f"wanted {name} as a number from 0, got {text!r}")
+    return int(text)
+
+
+def _base_url(request: Request, execution: Execution) -> str:
+    return f"{str(request.base_url).rstrip('/')}/x/{execution.execution_id}"

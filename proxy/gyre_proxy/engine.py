@@ -1,0 +1,314 @@
+"""One inference engine, spoken to over SGLang's native HTTP API: ids in, ids and log-probs out.
+
+What is guaranteed: every id of a chunk has its log-prob, no id is given twice, ids outside the vocabulary never leave
+this process (an engine dies of them), and whatever goes wrong on the hop is an EngineError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+from httpx_aiohttp import AiohttpTransport
+
+from gyre_data.errors import EngineError
+from gyre_data.types import Floats, Ints
+
+__all__ = ["Chunk", "ChunkReader", "EngineClient", "EngineInfo", "EngineRefusedError", "http_client"]
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_LOGPROBS = np.empty(0, np.float32)
+
+
+class EngineRefusedError(EngineError):
+    """The engine understood the request and will not serve it; another try gives the same answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What an engine says about itself. None means that it does not say."""
+
+    weight_version: str
+    model_path: str | None = None
+    tokenizer_path: str | None = None
+    vocab_size: int | None = None
+    context_length: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Chunk:
+    """New tokens of a reply. `versions` are (weight version, start, end) over all tokens of this request so far."""
+
+    token_ids: Ints
+    logprobs: Floats
+    finish: str | None = None
+    matched: int | str | None = None
+    message: str | None = None
+    cached_tokens: int | None = None
+    versions: tuple[tuple[str, int, int], ...] = ()
+
+
+def http_client(max_connections: int = 4096) -> httpx.AsyncClient:
+    """A client for engine hops: aiohttp underneath (half the CPU per event), no read timeout, high limits."""
+    limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+    timeout = httpx.Timeout(None, connect=10.0)
+    return httpx.AsyncClient(transport=AiohttpTransport(limits=limits), timeout=timeout, trust_env=False)
+
+
+class ChunkReader:
+    """Turns the chunks of one `/generate` stream into new tokens, whether they are cumulative or deltas.
+
+    The engine's own `completion_tokens` decides how many tokens are new, so a closing chunk that repeats everything
+    adds nothing. Ids that run ahead of their log-probs wait for them; a finish without them is an error.
+    """
+
+    def __init__(self) -> None:
+        self._ids = self._logprobs = 0  # taken so far
+        self._waiting_ids: list[int] = []
+        self._waiting_logprobs: list[list[Any]] = []
+        self._spans: list[tuple[str, int, int]] = []
+        self._given = 0
+
+    def read(self, payload: dict[str, Any]) -> Chunk:
+        """Read one chunk; raise EngineError when ids and log-probs cannot be aligned."""
+        if "error" in payload:
+            error = payload["error"]
+            refused = isinstance(error, dict) and _is_refusal(error.get("code"))
+            kind = EngineRefusedError if refused else EngineError
+            raise kind(f"the engine ended the reply with an error: {_error_text(error)}")
+        meta = payload.get("meta_info") or {}
+        ids = payload.get("output_ids") or []
+        total = meta.get("completion_tokens", self._ids if not ids else None)
+        if total is None:
+            raise EngineError("wanted meta_info.completion_tokens beside output_ids, got none; use an SGLang engine")
+        finish = meta.get("finish_reason") or {}
+        self._waiting_ids += _fresh(ids, self._ids, total, "output_ids")
+        self._ids = max(self._ids, total)
+        logprobs = meta.get("output_token_logprobs") or []
+        have = meta.get("output_token_logprobs_length", total) if logprobs else self._logprobs
+        self._waiting_logprobs += _fresh(logprobs, self._logprobs, have, "output_token_logprobs")
+        self._logprobs = max(self._logprobs, have)
+        new_ids, new_logprobs = self._aligned(bool(finish))
+        self._given += len(new_ids)
+        self._note_versions(meta)
+        return Chunk(
+            token_ids=new_ids,
+            logprobs=new_logprobs,
+            finish=finish.get("type"),
+            matched=finish.get("matched"),
+            message=finish.get("message"),
+            cached_tokens=meta.get("cached_tokens"),
+            versions=tuple(self._spans),
+        )
+
+    def _aligned(self, finished: bool) -> tuple[Ints, Floats]:
+        count = min(len(self._waiting_ids), len(self._waiting_logprobs))
+        if finished and (count < len(self._waiting_ids) or count < len(self._waiting_logprobs)):
+            raise EngineError(
+                f"wanted a log-prob for every sampled id, got {self._logprobs} for {self._ids} ids; "
+                "the call is not recorded"
+            )
+        if not count:
+            return _NO_IDS, _NO_LOGPROBS
+        ids, pairs = self._waiting_ids[:count], self._waiting_logprobs[:count]
+        del self._waiting_ids[:count], self._waiting_logprobs[:count]
+        if any(pair[1] != token for pair, token in zip(pairs, ids, strict=True)):
+            raise EngineError("the engine's log-probs are for other ids than its output_ids; the call is not recorded")
+        return np.array(ids, np.int32), np.array([pair[0] for pair in pairs], np.float32)
+
+    def _note_versions(self, meta: dict[str, Any]) -> None:
+        spans = meta.get("weight_versions")
+        if spans:
+            whole = [(str(s["version"]), int(s["start"]), min(int(s["end"]), self._given)) for s in spans]
+            self._spans = [span for span in whole if span[1] < span[2]]
+        covered = self._spans[-1][2] if self._spans else 0
+        version = meta.get("weight_version")
+        if version is None or covered >= self._given:
+            return
+        if self._spans and self._spans[-1][0] == version:
+            self._spans[-1] = (version, self._spans[-1][1], self._given)
+        else:
+            self._spans.append((str(version), covered, self._given))
+
+
+def _fresh(items: list[Any], taken: int, total: int, what: str) -> list[Any]:
+    new = total - taken
+    if new <= 0:
+        return []
+    if len(items) == total:
+        return items[taken:]
+    if len(items) == new:
+        return items
+    raise EngineError(
+        f"wanted {new} new or {total} cumulative {what}, got {len(items)}; the engine's stream lost tokens, "
+        "the call is not recorded"
+    )
+
+
+class EngineClient:
+    """The calls that the proxy makes of one engine."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+
+    async def info(self) -> EngineInfo:
+        """Everything the engine says about itself; raise EngineError when it is not reachable."""
+        model = await self._get("/model_info")
+        server = await self._get("/server_info", optional=True)
+        models = await self._get("/v1/models", optional=True)
+        cards = models.get("data") if isinstance(models.get("data"), list) else []
+        path = model.get("model_path") or server.get("model_path")
+        return EngineInfo(
+            weight_version=str(model.get("weight_version") or "default"),
+            model_path=path,
+            tokenizer_path=model.get("tokenizer_path") or server.get("tokenizer_path") or path,
+            vocab_size=_first_int(model.get("vocab_size"), server.get("vocab_size"), _config_vocab(path)),
+            context_length=_first_int(
+                model.get("context_length"),
+                server.get("context_length"),
+                *(card.get("max_model_len") for card in cards or []),
+            ),
+        )
+
+    async def weight_version(self) -> str:
+        """The served weights' version, from a light call that also shows that the engine lives."""
+        return str((await self._get("/model_info")).get("weight_version") or "default")
+
+    async def ready(self) -> bool:
+        """Whether the engine takes requests. It may answer other calls before that."""
+        try:
+            await self._get("/ready", optional=True)
+        except EngineError:
+            return False
+        return True
+
+    async def generate(
+        self, rid: str, input_ids: Ints, sampling: dict[str, Any], extra_key: str
+    ) -> AsyncGenerator[Chunk]:
+        """Sample a reply, chunk by chunk. Ends after the chunk that carries a finish; otherwise raises EngineError."""
+        body = orjson.dumps(
+            {
+                "rid": rid,
+                "input_ids": input_ids,
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "logprob_start_len": -1,
+                "stream": True,
+                "extra_key": extra_key,
+            },
+            option=orjson.OPT_SERIALIZE_NUMPY,
+        )
+        reader = ChunkReader()
+        try:
+            request = self._http.build_request(
+                "POST", self.url + "/generate", content=body, headers={"content-type": "application/json"}
+            )
+            response = await self._http.send(request, stream=True)
+            try:
+                await self._refuse(response)
+                async for line in _event_lines(response):
+                    chunk = reader.read(line)
+                    yield chunk
+                    if chunk.finish:
+                        return
+            finally:
+                await response.aclose()
+        except EngineError:
+            raise
+        except (httpx.HTTPError, orjson.JSONDecodeError, OSError) as error:
+            raise EngineError(f"engine {self.url} failed in mid-reply: {_name_of(error)}") from error
+        raise EngineError(f"engine {self.url} ended its stream before the reply was finished")
+
+    async def abort(self, rid: str) -> None:
+        """Ask the engine to stop; silence from an engine that is gone is as good as an answer."""
+        try:
+            await self._http.post(self.url + "/abort_request", json={"rid": rid}, timeout=10)
+        except (httpx.HTTPError, OSError):
+            return
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The engine's own ids of `text`; None when it has no such call."""
+        try:
+            response = await self._http.post(
+                self.url + "/tokenize", json={"prompt": text, "add_special_tokens": False}, timeout=10
+            )
+            tokens = response.json().get("tokens") if response.status_code == 200 else None
+        except (httpx.HTTPError, OSError, ValueError, AttributeError):
+            return None
+        return tokens if isinstance(tokens, list) else None
+
+    async def _get(self, path: str, optional: bool = False) -> dict[str, Any]:
+        try:
+            response = await self._http.get(self.url + path, timeout=10)
+        except (httpx.HTTPError, OSError) as error:
+            raise EngineError(
+                f"wanted an engine at {self.url}, got {_name_of(error)}; "
+                "start one (`gyre engine`, or SGLang) or mend --engine"
+            ) from error
+        if response.status_code in (404, 405) and optional:
+            return {}
+        if response.status_code != 200:
+            raise EngineError(f"engine {self.url} answered {response.status_code} to {path}; is it an SGLang engine?")
+        try:
+            value = response.json()
+        except ValueError:
+            value = {}
+        return value if isinstance(value, dict) else {}
+
+    async def _refuse(self, response: httpx.Response) -> None:
+        if response.status_code == 200:
+            return
+        text = (await response.aread()).decode("utf-8", "replace")[:2000]
+        with suppress(orjson.JSONDecodeError, AttributeError):
+            text = _error_text(orjson.loads(text).get("error", text))
+        kind = EngineRefusedError if _is_refusal(response.status_code) else EngineError
+        raise kind(f"engine {self.url} answered {response.status_code}: {text}")
+
+
+async def _event_lines(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    buffer = b""
+    async for piece in response.aiter_raw():
+        buffer += piece
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            yield orjson.loads(data)
+
+
+def _is_refusal(status: Any) -> bool:
+    """Whether a status says that another try is of no use; 408 and 429 ask for one."""
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+
+
+def _error_text(error: Any) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _name_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _first_int(*values: Any) -> int | None:
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _config_vocab(model_path: str | None) -> int | None:
+    """Vocabulary size from the checkpoint's config, when the engine's folder can be read from here."""
+    if not model_path:
+        return None
+    try:
+        value = orjson.loads((Path(model_path) / "config.json").read_bytes()).get("vocab_size")
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    return value if isinstance(value, int) else None

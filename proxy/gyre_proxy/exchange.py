@@ -1,0 +1,206 @@
+"""One model call over HTTP: from the request's bytes to the last byte of its reply.
+
+Rules of the wire: headers and the opening event at once; never a clean end before the reply is complete and recorded;
+silence is broken by events that clients count; a fault before the headers is the wire's own error, a fault after them
+an error event and a broken connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.types import Message as AsgiMessage
+from starlette.types import Receive, Scope, Send
+
+from gyre_data.errors import ConfigError, EngineError, GyreError
+
+from .address import Address, AddressError
+from .dialects.base import BadRequest, Dialect, ReplyContext, StreamEncoder
+from .engine import EngineRefusedError
+from .generation import Follower, Generation
+from .message import Request
+from .service import CallError, Proxy
+
+__all__ = ["serve_call"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wire:
+    """The connection of one call."""
+
+    dialect: Dialect
+    scope: Scope
+    receive: Receive
+    send: Send
+
+    async def head(self, status: int, content_type: str, extra: Mapping[str, str], length: int | None = None) -> None:
+        headers = [(b"content-type", content_type.encode()), (b"cache-control", b"no-cache")]
+        headers += [(name.encode(), value.encode()) for name, value in extra.items()]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def body(self, data: bytes, more: bool) -> None:
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def whole(self, status: int, data: bytes, extra: Mapping[str, str]) -> None:
+        await self.head(status, "application/json", extra, len(data))
+        await self.body(data, more=False)
+
+    async def refuse(self, kind: str, message: str, param: str | None = None, extra: Mapping[str, str] = {}) -> None:
+        status = self.dialect.statuses[kind]
+        await self.whole(status, self.dialect.error(status, kind, message, param), extra)
+
+
+async def serve_call(
+    proxy: Proxy, address: Address | AddressError, scope: Scope, receive: Receive, send: Send, wire: str
+) -> None:
+    """Answer one POST to a model endpoint."""
+    out = _Wire(dialect=proxy.dialects[wire], scope=scope, receive=receive, send=send)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    try:
+        body = await _read_body(receive, proxy.settings.max_body_bytes)
+        if body is None:
+            return
+        if isinstance(address, AddressError):
+            await out.refuse("not_found", str(address))
+            return
+        generation, request = await proxy.accept(address, out.dialect, body, headers, _path_of(address, scope))
+    except BadRequest as error:
+        await out.refuse("invalid_request", error.message, error.param)
+    except CallError as error:
+        await out.refuse(error.kind, str(error))
+    except GyreError as error:
+        await out.refuse(_kind_of(error), str(error))
+    else:
+        await _reply(proxy, out, generation, request)
+
+
+async def _reply(proxy: Proxy, out: _Wire, generation: Generation, request: Request) -> None:
+    follower = generation.attach()
+    watch = asyncio.get_running_loop().create_task(_watch(out.receive, follower))
+    delivered = False
+    try:
+        delivered = await (_stream if request.stream else _batch)(proxy, out, generation, follower, request)
+    finally:
+        generation.detach(follower, delivered)
+        watch.cancel()
+
+
+async def _stream(proxy: Proxy, out: _Wire, generation: Generation, follower: Follower, request: Request) -> bool:
+    encoder = out.dialect.stream(_context(generation, request))
+    await out.head(200, "text/event-stream; charset=utf-8", _ids(generation))
+    await out.body(encoder.start(), more=True)
+    seen, spoke = 0, time.monotonic()
+    while not follower.gone:
+        fresh = generation.events[seen:]
+        if fresh:
+            seen, spoke = seen + len(fresh), time.monotonic()
+            data = b"".join(encoder.event(event) for event in fresh)
+            if data:
+                await out.body(data, more=True)
+            continue
+        if generation.done:
+            return await _finish_stream(out, generation, encoder, follower)
+        left = spoke + proxy.settings.keep_alive_s - time.monotonic()
+        if left <= 0:
+            spoke = time.monotonic()
+            await out.body(encoder.keep_alive(), more=True)
+            continue
+        await follower.wait(left)
+    return False
+
+
+async def _finish_stream(out: _Wire, generation: Generation, encoder: StreamEncoder, follower: Follower) -> bool:
+    if generation.failure is not None:
+        # The response is left without its end on purpose: some clients take a clean end for a finished turn.
+        await out.body(encoder.error(_kind_of(generation.failure), str(generation.failure)), more=True)
+        raise BrokenReplyError
+    await out.body(encoder.finish(generation.finish, generation.usage, generation.text.stopped), more=True)
+    delivered = not follower.gone
+    await out.body(b"", more=False)
+    return delivered
+
+
+async def _batch(proxy: Proxy, out: _Wire, generation: Generation, follower: Follower, request: Request) -> bool:
+    started, begun = time.monotonic(), False
+    while not generation.done:
+        if follower.gone:
+            return False
+        left = started + proxy.settings.json_keep_alive_s - time.monotonic()
+        if left <= 0:
+            started = time.monotonic()
+            if not begun:
+                begun = True
+                await out.head(200, "application/json", _ids(generation))
+            await out.body(b" ", more=True)
+            continue
+        await follower.wait(left)
+    if follower.gone:
+        return False
+    if generation.failure is not None:
+        if begun:
+            raise BrokenReplyError
+        await out.refuse(_kind_of(generation.failure), str(generation.failure), extra=_ids(generation))
+        return False
+    data = out.dialect.batch(_context(generation, request), generation.reply, generation.usage, generation.text.stopped)
+    if begun:
+        await out.body(data, more=False)
+    else:
+        await out.whole(200, data, _ids(generation))
+    return not follower.gone
+
+
+class BrokenReplyError(Exception):
+    """Raised through the server so that it drops the connection without ending the response."""
+
+
+def _context(generation: Generation, request: Request) -> ReplyContext:
+    return ReplyContext(
+        call_id=generation.call_id,
+        node_id=generation.facts.output_node_id,
+        model=request.model,
+        created=int(generation.facts.started_at.timestamp()),
+        prompt_tokens=len(generation.facts.plan.prompt_ids),
+        include_usage=request.include_usage,
+    )
+
+
+def _ids(generation: Generation) -> dict[str, str]:
+    return {"request-id": generation.call_id, "x-request-id": generation.call_id, "x-gyre-call": generation.call_id}
+
+
+def _kind_of(error: GyreError) -> str:
+    if isinstance(error, EngineRefusedError | ConfigError):
+        return "invalid_request"
+    return "overloaded" if isinstance(error, EngineError) else "internal"
+
+
+def _path_of(address: Address, scope: Scope) -> str:
+    query = scope["query_string"].decode("latin-1")
+    return f"/{address.rest}" + (f"?{query}" if query else "")
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes | None:
+    """The request's body; None when the client left before it was whole."""
+    pieces, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise CallError("invalid_request", f"the request body is over {limit >> 20} MiB; send less in one request")
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def _watch(receive: Receive, follower: Follower) -> None:
+    message: AsgiMessage = await receive()
+    while message["type"] != "http.disconnect":
+        message = await receive()
+    follower.leave()

@@ -1,0 +1,38 @@
+"""Reads back from the run what a proxy keeps in memory, so that a restart is not noticed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gyre_data.arrays import from_table
+from gyre_data.store import Run
+from gyre_data.types import Call, EnvironmentState, ExecutionEvent, Node, Score
+
+from .executions import Executions
+from .history import History
+
+__all__ = ["load_executions", "restore_history"]
+
+
+def load_executions(executions: Executions, run: Run) -> None:
+    """Every execution with its state, keys and counts."""
+    events: list[ExecutionEvent] = from_table("executions", run.table("executions"))
+    environments: list[EnvironmentState] = from_table("environments", run.table("environments"))
+    scores: list[Score] = from_table("scores", run.table("scores"))
+    calls = Counter(run.table("calls").column("execution_id").to_pylist())
+    executions.load(events, environments, scores, calls)
+
+
+def restore_history(history: History, run: Run, execution_id: str) -> None:
+    """Rebuild an execution's history from its recorded nodes and calls."""
+    run.refresh()
+    nodes: list[Node] = from_table("nodes", _rows_of(run.table("nodes"), execution_id))
+    calls: list[Call] = from_table("calls", _rows_of(run.table("calls"), execution_id))
+    history.restore(nodes, calls, run.blob)
+
+
+def _rows_of(table: pa.Table, execution_id: str) -> pa.Table:
+    return table.filter(pc.equal(table.column("execution_id"), execution_id))

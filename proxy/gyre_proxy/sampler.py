@@ -1,0 +1,214 @@
+"""Sampling one reply, over as many engines as it takes.
+
+An engine that fails or leaves in mid-reply is replaced: the next one continues from prompt + partial output, and every
+token keeps its own log-prob, engine and weight version. The harness notices nothing but the pause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from gyre_data.errors import CaptureError, ConfigError, EngineError
+from gyre_data.types import Attempt, Floats, Ints, PolicyVersion, VersionSpan
+
+from .engine import Chunk, EngineRefusedError
+from .router import Engine, Router, read_version
+
+__all__ = ["Sampler", "SamplerLimits"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerLimits:
+    """How long a reply may look for engines."""
+
+    attempts: int = 8
+    recovery_s: float = 120.0
+    """Longest wait for an engine when none is up."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Sampler:
+    """State of one reply's sampling. What was sampled so far is whole at every moment, also after an error."""
+
+    router: Router
+    call_id: str
+    affinity: str
+    prompt_ids: Ints
+    sampling: dict[str, Any]
+    stop_ids: frozenset[int]
+    vocab_size: int
+    policy_id: str | None = None
+    limits: SamplerLimits = field(default_factory=SamplerLimits)
+
+    num_tokens: int = 0
+    finish: str | None = None
+    matched: int | str | None = None
+    cached_tokens: int | None = None
+    first_token_at: datetime | None = None
+    attempts: list[Attempt] = field(default_factory=list)
+    _ids: list[Ints] = field(default_factory=list)
+    _logprobs: list[Floats] = field(default_factory=list)
+    _spans: list[VersionSpan] = field(default_factory=list)
+    _engine: Engine | None = None
+    _rid: str = ""
+    _aborting: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prompt_ids.size == 0:
+            raise CaptureError("the request renders to no tokens at all; give it at least one message")
+        low, high = int(self.prompt_ids.min()), int(self.prompt_ids.max())
+        if low < 0 or high >= self.vocab_size:
+            raise CaptureError(
+                f"the rendered prompt holds id {high if high >= self.vocab_size else low}, the engine's vocabulary has "
+                f"{self.vocab_size}; pass the served checkpoint's tokenizer folder"
+            )
+
+    @property
+    def output_ids(self) -> Ints:
+        """Every id sampled so far."""
+        return np.concatenate(self._ids) if self._ids else np.empty(0, np.int32)
+
+    @property
+    def logprobs(self) -> Floats:
+        """Their log-probs."""
+        return np.concatenate(self._logprobs) if self._logprobs else np.empty(0, np.float32)
+
+    @property
+    def versions(self) -> tuple[VersionSpan, ...]:
+        """Which weights sampled which tokens, in order, without gaps."""
+        return tuple(self._spans)
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens this reply may have."""
+        return int(self.sampling["max_new_tokens"])
+
+    async def abort(self) -> None:
+        """Stop sampling; the engine answers with what it has, which ends `chunks` with finish `abort`."""
+        self._aborting = True
+        if self._engine is not None:
+            await self._engine.client.abort(self._rid)
+
+    async def chunks(self) -> AsyncGenerator[Chunk]:
+        """New tokens as they come, until a finish. Raises EngineError when no engine can finish the reply."""
+        lost: dict[str, int] = {}
+        again: set[str] = set()
+        for attempt in range(self.limits.attempts):
+            engine = await self._engine_for(lost)
+            if self._aborting:
+                self.finish = "abort"
+                return
+            if engine is None:
+                raise EngineError(
+                    f"no engine is up to {'finish' if self.num_tokens else 'sample'} the reply; "
+                    "see GET /api/engines, start one or add one"
+                )
+            start = self.num_tokens
+            self._engine, self._rid = engine, f"{self.call_id}.{attempt}"
+            engine.in_flight += 1
+            try:
+                async with aclosing(self._attempt(engine, start)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                return
+            except EngineRefusedError as error:
+                self._note_attempt(engine, start, str(error))
+                raise
+            except EngineError as error:
+                if start == self.num_tokens and engine.url not in again and not self._aborting:
+                    again.add(engine.url)  # an idle connection that the engine had closed looks like this
+                    continue
+                self._note_attempt(engine, start, str(error))
+                if self._aborting or self._ended_unsaid():
+                    return
+                lost[engine.url] = engine.epoch
+                self.router.note_failure(engine, str(error))
+            finally:
+                engine.in_flight -= 1
+                self._engine = None
+        raise EngineError(
+            f"{self.limits.attempts} attempts on {', '.join(lost)} did not finish the reply; see the engines' logs"
+        )
+
+    async def _attempt(self, engine: Engine, start: int) -> AsyncGenerator[Chunk]:
+        prompt = np.concatenate([self.prompt_ids, *self._ids]) if start else self.prompt_ids
+        sampling = {**self.sampling, "max_new_tokens": self.max_tokens - start}
+        spans = list(self._spans)
+        async with aclosing(engine.client.generate(self._rid, prompt, sampling, str(engine.version))) as chunks:
+            async for chunk in chunks:
+                self._take(chunk, engine, start, spans)
+                yield chunk
+                left = chunk.finish == "abort" and not self._aborting
+                if left and await self._elsewhere(engine):
+                    raise EngineError(f"engine {engine.url} left in mid-reply: {chunk.message or 'aborted'}")
+                if chunk.finish:
+                    self.finish, self.matched = chunk.finish, chunk.matched
+                    self._note_attempt(engine, start, (chunk.message or "aborted") if left else None)
+                    engine.served += 1
+
+    async def _engine_for(self, lost: dict[str, int]) -> Engine | None:
+        deadline = time.monotonic() + self.limits.recovery_s
+        while not self._aborting:
+            engine = self.router.pick(self.affinity, lost) or await self.router.wait(self.affinity, lost, 0.5)
+            if engine is not None or time.monotonic() > deadline:
+                return engine
+        return None
+
+    async def _elsewhere(self, engine: Engine) -> bool:
+        """Whether a reply that `engine` aborted unasked should go on: another is up, or this one is going away."""
+        others = self.router.pick(self.affinity, {engine.url: engine.epoch})
+        return others is not None or not await engine.client.ready()
+
+    def _take(self, chunk: Chunk, engine: Engine, start: int, before: list[VersionSpan]) -> None:
+        if self.cached_tokens is None and chunk.cached_tokens is not None and not start:
+            self.cached_tokens = chunk.cached_tokens
+        ids = chunk.token_ids
+        if not ids.size:
+            return
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size:
+            raise CaptureError(f"engine {engine.url} sampled an id outside the vocabulary of {self.vocab_size}")
+        if not np.isfinite(chunk.logprobs).all():
+            raise CaptureError(f"engine {engine.url} gave a log-prob that is not finite; the call is not recorded")
+        self.first_token_at = self.first_token_at or datetime.now(UTC)
+        self._ids.append(ids)
+        self._logprobs.append(chunk.logprobs)
+        self.num_tokens += ids.size
+        named = chunk.versions or ((str(engine.version), 0, self.num_tokens - start),)
+        self._spans = _merge(before, [self._span(*item, start) for item in named])
+        self.router.note_version(engine, named[-1][0])
+
+    def _span(self, version: str, start: int, end: int, offset: int) -> VersionSpan:
+        try:
+            policy: PolicyVersion = read_version(version, self.policy_id)
+        except ConfigError as error:
+            raise CaptureError(str(error)) from error
+        return VersionSpan(policy_id=policy.policy_id, n=policy.n, start=start + offset, end=end + offset)
+
+    def _ended_unsaid(self) -> bool:
+        """The engine went after the last token but before its finish: nothing is left to sample."""
+        if self._ids and int(self._ids[-1][-1]) in self.stop_ids:
+            self.finish, self.matched = "stop", int(self._ids[-1][-1])
+        elif self.num_tokens >= self.max_tokens:
+            self.finish = "length"
+        return self.finish is not None
+
+    def _note_attempt(self, engine: Engine, start: int, error: str | None) -> None:
+        self.attempts.append(Attempt(engine=engine.url, start=start, end=self.num_tokens, error=error))
+
+
+def _merge(before: list[VersionSpan], new: list[VersionSpan]) -> list[VersionSpan]:
+    spans = list(before)
+    for span in new:
+        last = spans[-1] if spans else None
+        if last and (last.policy_id, last.n, last.end) == (span.policy_id, span.n, span.start):
+            spans[-1] = VersionSpan(policy_id=last.policy_id, n=last.n, start=last.start, end=span.end)
+        else:
+            spans.append(span)
+    return spans

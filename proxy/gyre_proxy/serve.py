@@ -1,0 +1,229 @@
+"""Runs a proxy as a process: opens the run, checks the engines, listens, and leaves the folder sealed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import uvicorn
+
+from gyre_data.errors import ConfigError, EngineError
+from gyre_data.store import Run, RunWriter
+from gyre_data.store import open as open_run
+
+from .app import build_app
+from .engine import EngineClient, http_client
+from .events import EventLog
+from .metrics import Metrics
+from .recorder import Recorder
+from .router import Engine, Router
+from .service import Proxy
+from .settings import ProxySettings
+from .template import ChatTemplate, Template
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["DEFAULT_PORT", "running", "serve"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8765
+_ENGINE_WAIT_S = 15.0
+
+
+@asynccontextmanager
+async def running(
+    settings: ProxySettings, template: Template | None = None, writer: RunWriter | None = None
+) -> AsyncIterator[Proxy]:
+    """A proxy with its run open and its engines checked, closed and sealed at the end. It does not listen yet."""
+    writer = writer or RunWriter(settings.run)
+    metrics, events = Metrics(), EventLog()
+    recorder = Recorder(writer, metrics.commit_s.observe)
+    http = http_client()
+    try:
+        proxy = _build(settings, template, recorder, open_run(settings.run), http, events, metrics)
+        await _connect(proxy)
+        proxy.router.start()
+        try:
+            yield proxy
+        finally:
+            await proxy.drain(settings.drain_s)
+    finally:
+        await http.aclose()
+        await asyncio.to_thread(recorder.close)
+
+
+def _build(
+    settings: ProxySettings,
+    template: Template | None,
+    recorder: Recorder,
+    run: Run,
+    http: httpx.AsyncClient,
+    events: EventLog,
+    metrics: Metrics,
+) -> Proxy:
+    def changed(engine: Engine, what: str) -> None:
+        events.add("engine." + what, url=engine.url, state=engine.state, version=str(engine.version))
+
+    if template is None:
+        # A template that prints the date prints the run's first day for ever: a restart renders the same tokens.
+        created_at = run.info.get("created_at")
+        now = datetime.fromisoformat(created_at) if created_at else None
+        template = ChatTemplate.load(settings.tokenizer, settings.template, now=now)
+    _same_fingerprint(run, template.fingerprint)
+    router = Router(lambda url: EngineClient(url, http), settings.policy, on_change=changed)
+    return Proxy(
+        settings=settings, template=template, router=router, recorder=recorder, run=run, events=events, metrics=metrics
+    )
+
+
+def _same_fingerprint(run: Run, fingerprint: str) -> None:
+    recorded = run.info.get("fingerprint")
+    if recorded not in (None, fingerprint):
+        raise ConfigError(
+            f"{run.path} was recorded with tokenizer and template {recorded}, these are {fingerprint}; "
+            "go on with the same ones, or record to another --run"
+        )
+
+
+async def _connect(proxy: Proxy) -> None:
+    """Take in the engines given at start, waiting a moment for one that is still starting."""
+    deadline = asyncio.get_running_loop().time() + _ENGINE_WAIT_S
+    for url in proxy.settings.engines:
+        while True:
+            try:
+                await proxy.add_engine(url)
+                break
+            except EngineError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.3)
+
+
+def serve(settings: ProxySettings, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is in flight, seal the run, and return."""
+    with suppress(ImportError):  # uvloop has no build for some systems
+        import uvloop
+
+        uvloop.run(_serve(settings, on_ready))
+        return
+    asyncio.run(_serve(settings, on_ready))
+
+
+async def _serve(settings: ProxySettings, on_ready: Callable[[str], None]) -> None:
+    writer = RunWriter(settings.run)
+    async with running(settings, writer=writer) as proxy:
+        listener = _listen(settings, open_run(settings.run).info)
+        url = _url(settings.host, listener.getsockname()[1])
+        writer.update_info(_info(proxy, url))
+        server = uvicorn.Server(_config(proxy))
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        task = asyncio.create_task(_run_server(server, listener))
+        on_ready(url)
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+        await proxy.drain(settings.drain_s)
+        server.should_exit = True
+        await task
+        stopped.cancel()
+
+
+async def _run_server(server: uvicorn.Server, listener: socket.socket) -> None:
+    # uvicorn would install signal handlers of its own and re-raise the signal at the end.
+    await server._serve([listener])
+
+
+def _config(proxy: Proxy) -> uvicorn.Config:
+    # A reply that is broken on purpose looks like a fault of the application to the server.
+    logging.getLogger("uvicorn.error").addFilter(_not_broken_reply)
+    return uvicorn.Config(
+        build_app(proxy),
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        backlog=4096,
+        server_header=False,
+    )
+
+
+def _not_broken_reply(record: logging.LogRecord) -> bool:
+    return record.getMessage() != "ASGI callable returned without completing response."
+
+
+def _listen(settings: ProxySettings, info: dict[str, Any]) -> socket.socket:
+    """The port asked for; else that of run.json, so that harnesses survive a restart; else the usual or a free one."""
+    known = _known_port(info)
+    if settings.port is not None or known is not None:
+        port = settings.port if settings.port is not None else known or 0
+        try:
+            return _bind(settings.host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"wanted to listen on {settings.host}:{port}, got {error.strerror}; "
+                "stop what listens there or give another --port"
+            ) from error
+    try:
+        return _bind(settings.host, DEFAULT_PORT)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise ConfigError(
+                f"wanted to listen on {settings.host}, got {error.strerror}; give another --host"
+            ) from error
+    return _bind(settings.host, 0)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.set_inheritable(False)
+    return listener
+
+
+def _known_port(info: dict[str, Any]) -> int | None:
+    proxy = (info.get("endpoints") or {}).get("proxy")
+    try:
+        return httpx.URL(proxy).port if isinstance(proxy, str) else None
+    except httpx.InvalidURL:
+        return None
+
+
+def _url(host: str, port: int) -> str:
+    name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"
+
+
+def _info(proxy: Proxy, url: str) -> dict[str, Any]:
+    settings = proxy.settings
+    return {
+        "endpoints": {"proxy": url, "engines": [engine.url for engine in proxy.router.engines]},
+        "pid": os.getpid(),
+        "mode": "policy",
+        "policy": str(proxy.version) if proxy.version else None,
+        "tokenizer": str(settings.tokenizer.resolve()),
+        "template": str(settings.template.resolve()) if settings.template else None,
+        "fingerprint": proxy.template.fingerprint,
+        "parser": settings.parser,
+        "thinking": settings.thinking,
+        "context_window": proxy.context_window,
+    }

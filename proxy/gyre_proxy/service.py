@@ -1,0 +1,374 @@
+"""The proxy itself, without HTTP: accepts calls, starts generations, keeps executions and their histories.
+
+Everything here runs on the event loop; rendering and tokenising are handed to threads under the execution's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from gyre_data.errors import CaptureError, ConfigError, GyreError
+from gyre_data.store import Run
+from gyre_data.types import PolicyVersion
+
+from .address import Address
+from .capture import CallFacts
+from .dialects import WIRES, load
+from .dialects.base import Dialect
+from .events import EventLog
+from .executions import Execution, Executions
+from .generation import Generation
+from .history import History
+from .message import Request
+from .metrics import Metrics
+from .parse import Detokenizer, ReplyParser, hidden_ids
+from .plan import PromptPlan
+from .recorder import Recorder, Scope
+from .reply_text import ReplyText
+from .restore import load_executions, restore_history
+from .retries import Verdict, judge
+from .roles import label
+from .router import Engine, Router
+from .sampler import Sampler
+from .settings import ProxySettings
+from .template import Template
+from .tokenizer_check import check_tokenizer
+
+__all__ = ["CallError", "Proxy"]
+
+log = logging.getLogger(__name__)
+
+
+class CallError(GyreError, ValueError):
+    """A call that is refused before anything was sampled. `kind` is one of the dialects' error kinds."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+class Proxy:
+    """State of a running proxy. Create it on the event loop; `run` is a reader of the folder that `recorder` writes."""
+
+    def __init__(
+        self,
+        *,
+        settings: ProxySettings,
+        template: Template,
+        router: Router,
+        recorder: Recorder,
+        run: Run,
+        events: EventLog,
+        metrics: Metrics,
+    ) -> None:
+        self.settings, self.template, self.router, self.recorder = settings, template, router, recorder
+        self.events, self.metrics, self.dialects = events, metrics, {wire: load(wire) for wire in WIRES}
+        self.executions = Executions()
+        self.started_at = time.time()
+        self.draining = False
+        self._run = run
+        self._hidden = hidden_ids(template.control_tokens, settings.parser)
+        self._going: set[Generation] = set()
+        self._reading = asyncio.Lock()
+        load_executions(self.executions, run)
+
+    # --- who may ------------------------------------------------------------------------------------------------------
+
+    def is_master(self, headers: Mapping[str, str]) -> bool:
+        """Whether the request may use the API: always on an unkeyed (loopback) proxy."""
+        key = self.settings.key
+        return key is None or hmac.compare_digest(_presented(headers).encode(), key.encode())
+
+    def authorize(self, execution: Execution | None, headers: Mapping[str, str]) -> None:
+        """Raise CallError unless the request carries the proxy's key or the execution's own."""
+        if self.is_master(headers) or (execution is not None and execution.accepts(_presented(headers))):
+            return
+        raise CallError(
+            "authentication",
+            "wanted this proxy's key or the execution's own, as x-api-key or Authorization: Bearer, got "
+            f"{'another' if _presented(headers) else 'none'}; set the client's API key to it",
+        )
+
+    # --- executions ---------------------------------------------------------------------------------------------------
+
+    async def execution(self, execution_id: str, headers: Mapping[str, str]) -> Execution:
+        """The execution that a call is addressed to; an unknown one is created, durably, as an unlabelled recording."""
+        execution = self.executions.get(execution_id)
+        self.authorize(execution, headers)
+        if execution is None:
+            execution = Execution(execution_id=execution_id, harness=_client_name(headers), dispatched_at=time.time())
+            self.executions.add(execution)
+            await self.record_start(execution)
+        if execution.state == "ended":
+            raise CallError(
+                "invalid_request",
+                f"execution {execution_id} has ended ({execution.end_reason}); use another base URL for another run",
+            )
+        if execution.state == "queued":
+            execution.state, execution.dispatched_at = "running", time.time()
+        return execution
+
+    async def record_start(self, execution: Execution, dispatched: bool = True) -> None:
+        """Make an execution's start durable; forget it again when that fails."""
+        try:
+            await self.recorder.commit([execution.started(self.version if dispatched else None)])
+        except CaptureError:
+            self.executions.discard(execution)
+            raise
+        kind = "execution.started" if dispatched else "execution.queued"
+        self.events.add(kind, execution=execution.execution_id, group=execution.group_id, task=execution.task_id)
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The newest weights that any engine serves."""
+        versions = [engine.version for engine in self.router.engines]
+        return max(versions, key=lambda version: version.n, default=None)
+
+    async def history(self, execution: Execution) -> History:
+        """The execution's history, read back from the run when it is not in memory. Call it under its lock."""
+        if execution.history is None:
+            history = History(self.template, execution_id=execution.execution_id, thinking=self.settings.thinking)
+            if execution.num_calls:
+                async with self._reading:
+                    await asyncio.to_thread(restore_history, history, self._run, execution.execution_id)
+            execution.history, execution.scope = history, Scope()
+        return execution.history
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    async def accept(
+        self, address: Address, dialect: Dialect, body: bytes, headers: Mapping[str, str], path: str
+    ) -> tuple[Generation, Request]:
+        """Take a call: a generation that is under way when this returns. A refusal changes nothing in the tree."""
+        if self.draining:
+            raise CallError("overloaded", "the proxy is shutting down; try again in a moment")
+        execution = await self.execution(address.execution, headers)
+        request = dialect.parse(body, headers)
+        started_at = datetime.now(UTC)
+        async with execution.lock:
+            history = await self.history(execution)
+            begun = time.perf_counter()
+            plan = await asyncio.to_thread(history.plan, request, label(request.wire, headers, request, address.agent))
+            self.metrics.plan_s.observe(time.perf_counter() - begun)
+            earlier = execution.generations.get(plan.identity)
+            verdict = judge(earlier.as_earlier() if earlier else None, replay_lost=self.settings.replay_lost)
+            if earlier is not None and verdict in (Verdict.ATTACH, Verdict.REPLAY):
+                return earlier, request
+            if earlier is not None and verdict is Verdict.LOST:
+                earlier.mark_lost()
+            generation = self._generation(execution, history, plan, request, dialect, headers, path, started_at)
+            history.reserve(plan)
+            execution.generations[plan.identity] = generation
+        self._going.add(generation)
+        generation.start()
+        self.metrics.in_flight.inc()
+        self.events.add(
+            "call.started", execution=execution.execution_id, call=generation.call_id, role=str(plan.agent_role)
+        )
+        return generation, request
+
+    @property
+    def context_window(self) -> int | None:
+        """Most tokens of prompt and output together."""
+        if self.settings.context_window is not None:
+            return self.settings.context_window
+        known = [engine.info.context_length for engine in self.router.engines if engine.info.context_length]
+        return min(known, default=None)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below this may be sent: what every engine's model has."""
+        known = [engine.info.vocab_size for engine in self.router.engines if engine.info.vocab_size]
+        return min(known, default=self.template.vocab_size)
+
+    def _generation(
+        self,
+        execution: Execution,
+        history: History,
+        plan: PromptPlan,
+        request: Request,
+        dialect: Dialect,
+        headers: Mapping[str, str],
+        path: str,
+        started_at: datetime,
+    ) -> Generation:
+        num_prompt, window = len(plan.prompt_ids), self.context_window
+        if window is not None and num_prompt >= window:
+            raise CallError("prompt_too_long", dialect.too_long(num_prompt, window))
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(31)
+        room = window - num_prompt if window is not None else 1 << 20
+        used = self.settings.sampling.to_engine(request.sampling, room, seed, self.template.stop_ids)
+        facts = CallFacts(
+            call_id=f"c_{secrets.token_hex(10)}",
+            output_node_id=f"n_{secrets.token_hex(10)}",
+            execution_id=execution.execution_id,
+            request=request,
+            plan=plan,
+            path=path,
+            headers=headers,
+            started_at=started_at,
+            sampling_used=used,
+            seed=seed,
+            thinking=self.settings.thinking,
+            environment_state_id=execution.environment.state_id if execution.environment else None,
+        )
+        sampler = Sampler(
+            router=self.router,
+            call_id=facts.call_id,
+            affinity=execution.execution_id,
+            prompt_ids=plan.prompt_ids,
+            sampling=used,
+            stop_ids=self.template.stop_ids,
+            vocab_size=self.vocab_size,
+            policy_id=self.settings.policy,
+            limits=self.settings.limits,
+        )
+        text = ReplyText(
+            Detokenizer(_Decoder(self.template), self._hidden),
+            ReplyParser(self.settings.parser, self.template.decode(plan.prompt_ids[-256:])),
+            request.sampling.stop,
+        )
+        return Generation(
+            facts=facts,
+            execution=execution,
+            history=history,
+            scope=execution.scope,
+            sampler=sampler,
+            text=text,
+            recorder=self.recorder,
+            log=self.events,
+            grace_s=self.settings.grace_s,
+            on_end=self._ended,
+        )
+
+    def _ended(self, generation: Generation) -> None:
+        execution, facts, plan = generation.execution, generation.facts, generation.facts.plan
+        self._going.discard(generation)
+        execution.num_calls += 1
+        if generation.delivered or generation.failure is not None:
+            self._forget(generation)
+        status = str(generation.status)
+        self.metrics.in_flight.dec()
+        self.metrics.calls.labels(facts.request.wire, str(plan.agent_role), str(plan.extension), status).inc()
+        if plan.branch_reason is not None:
+            self.metrics.forks.labels(str(plan.branch_reason)).inc()
+        self.metrics.prompt_tokens.inc(len(plan.prompt_ids))
+        self.metrics.output_tokens.inc(generation.sampler.num_tokens)
+        if generation.sampler.first_token_at is not None:
+            self.metrics.first_token_s.observe((generation.sampler.first_token_at - facts.started_at).total_seconds())
+        self.events.add(
+            "call.ended",
+            execution=facts.execution_id,
+            call=facts.call_id,
+            role=str(plan.agent_role),
+            agent=plan.agent_id,
+            status=status,
+            prompt_tokens=len(plan.prompt_ids),
+            output_tokens=generation.sampler.num_tokens,
+            error=str(generation.failure) if generation.failure else None,
+        )
+
+    def _forget(self, generation: Generation) -> None:
+        identity, kept = generation.facts.plan.identity, generation.execution.generations
+        if kept.get(identity) is generation:
+            del kept[identity]
+
+    # --- engines and status -----------------------------------------------------------------------------------------
+
+    async def add_engine(self, url: str) -> Engine:
+        """Take in an engine whose vocabulary fits the tokenizer."""
+        engine = await self.router.add(url)
+        try:
+            await check_tokenizer(self.template, engine, self.settings.tokenizer)
+        except ConfigError:
+            self.router.remove(engine.url)
+            raise
+        return engine
+
+    def status(self) -> dict[str, Any]:
+        """As `GET /api/status` shows it."""
+        return {
+            "run": str(self.settings.run.resolve()),
+            "pid": os.getpid(),
+            "started_at": self.started_at,
+            "mode": "policy",
+            "policy": str(self.version) if self.version else None,
+            "context_window": self.context_window,
+            "thinking": self.settings.thinking,
+            "fingerprint": self.template.fingerprint,
+            "draining": self.draining,
+            "in_flight": len(self._going),
+            "engines": [engine.describe() for engine in self.router.engines],
+            "executions": dict(Counter(execution.state for execution in self.executions)),
+        }
+
+    def expose_metrics(self) -> bytes:
+        """Prometheus text, with the engines' figures of this moment."""
+        for engine in self.router.engines:
+            self.metrics.engine_in_flight.labels(engine.url).set(engine.in_flight)
+            self.metrics.engine_up.labels(engine.url).set(engine.state == "up")
+        return self.metrics.expose()
+
+    async def finish(self, execution: Execution) -> None:
+        """An execution ended: stop what it still samples and forget what only its next call would need."""
+        for generation in list(execution.generations.values()):
+            if not generation.done:
+                await generation.abort()
+                await generation.wait_done()
+        execution.generations.clear()
+        execution.history = None
+        self.router.forget(execution.execution_id)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more calls, let those in flight finish, and after `seconds` abort and record the rest."""
+        self.draining = True
+        await _finished(self._going, seconds)
+        if self._going:
+            log.warning("aborting %d calls that are still being sampled", len(self._going))
+            await asyncio.gather(*(generation.abort() for generation in self._going))
+            await _finished(self._going, 5)
+        await self.router.stop()
+
+
+class _Decoder:
+    """The template's decoder, for lists of ids."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._template.decode(np.array(ids, np.int32))
+
+
+async def _finished(generations: set[Generation], seconds: float) -> None:
+    waits = [asyncio.ensure_future(generation.wait_done()) for generation in generations]
+    if waits:
+        _, late = await asyncio.wait(waits, timeout=seconds)
+        for wait in late:
+            wait.cancel()
+
+
+def _presented(headers: Mapping[str, str]) -> str:
+    bearer = headers.get("authorization", "")
+    return headers.get("x-api-key") or (bearer[7:].strip() if bearer[:7].lower() == "bearer " else "")
+
+
+def _client_name(headers: Mapping[str, str]) -> str | None:
+    agent = headers.get("user-agent", "").split("/")[0].split(" ")[0]
+    return agent or None

@@ -1,0 +1,86 @@
+"""Every setting of a proxy, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gyre_data.errors import ConfigError
+
+from .message import Sampling
+from .sampler import SamplerLimits
+
+__all__ = ["ProxySettings", "RunSampling", "is_loopback"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSampling:
+    """How replies are sampled in this run, whatever a client asks for. What it asked for is stored beside it."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int | None = None
+    """Output limit; None leaves it to the client and the context window."""
+
+    def to_engine(self, asked: Sampling, room: int, seed: int, stop_ids: frozenset[int]) -> dict[str, object]:
+        """Sampling parameters of one call with `room` tokens left in the window."""
+        wanted = self.max_tokens or asked.max_tokens or room
+        out: dict[str, object] = {
+            "max_new_tokens": max(1, min(wanted, room)),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "sampling_seed": seed,
+            "stop_token_ids": sorted(stop_ids),
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if asked.stop:
+            out["stop"] = list(asked.stop)
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProxySettings:
+    """What a proxy was started with."""
+
+    run: Path
+    engines: tuple[str, ...]
+    tokenizer: Path
+    template: Path | None = None
+    parser: str = "hermes"
+    thinking: str = "keep"
+    context_window: int | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None takes the port of run.json again, or 8765 when it is free."""
+    key: str | None = None
+    policy: str | None = None
+    sampling: RunSampling = field(default_factory=RunSampling)
+    limits: SamplerLimits = field(default_factory=SamplerLimits)
+    grace_s: float = 60.0
+    """How long a reply whose client went away goes on, for a retry to attach to."""
+    replay_lost: bool = False
+    keep_alive_s: float = 55.0
+    """Longest silence in a stream; clients give up at 300 s and count real events only."""
+    json_keep_alive_s: float = 30.0
+    max_body_bytes: int = 256 << 20
+    drain_s: float = 8.0
+    """How long calls in flight may take to finish when the proxy stops."""
+
+    def __post_init__(self) -> None:
+        if not self.key and not is_loopback(self.host):
+            raise ConfigError(
+                f"wanted a key for a proxy that listens on {self.host}, got none: anyone who reaches it could sample "
+                "and read; add --key KEY, or listen on 127.0.0.1"
+            )
+        if self.thinking not in ("keep", "fork"):
+            raise ConfigError(f"wanted --thinking keep or fork, got {self.thinking!r}")
+        if not self.engines:
+            raise ConfigError("wanted at least one --engine URL, got none; start one with `gyre engine`")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is reachable from this machine only."""
+    return host in ("localhost", "::1") or host.startswith("127.")

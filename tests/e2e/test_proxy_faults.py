@@ -1,0 +1,266 @@
+"""What a harness sees, and what is recorded, when clients leave, engines die and disks fill."""
+
+import asyncio
+import json
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from gyre_data.errors import CaptureError
+from gyre_data.store import RunWriter
+from gyre_proxy.sampler import SamplerLimits
+from tests.support.proxy_server import calls_of, check_run, deliveries_of, nodes_of, serve_proxy
+from tests.support.scripted_engine import ScriptedEngine
+
+HELLO = {
+    "deltas": [{"ids": [72, 105], "lps": [-0.1, -0.2]}, {"ids": [33, 257], "lps": [-0.3, -0.01]}],
+    "finish": {"type": "stop", "matched": 257},
+}
+OTHER = {"deltas": [{"ids": [79, 104, 257], "lps": [-0.1, -0.2, -0.3]}], "finish": {"type": "stop", "matched": 257}}
+REQUEST = {"model": "toy", "max_tokens": 64, "messages": [{"role": "user", "content": "hello"}]}
+BODY = json.dumps(REQUEST).encode()
+STREAM = json.dumps({**REQUEST, "stream": True}).encode()
+
+
+async def until(condition, seconds=15):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def leave_in_mid_reply(served, engine, body=STREAM):
+    """A client that goes away after the first delta; returns once the proxy has noticed."""
+    engine.hold(1)
+    async with served.http() as http, http.stream("POST", "/x/e1/v1/messages", content=body) as answer:
+        await anext(aiter(answer.aiter_raw()))
+        await engine.waiting.wait()
+    generation = next(iter(served.proxy.executions.get("e1").generations.values()))
+    await until(lambda: not generation.as_earlier().connected)
+    return generation
+
+
+def latest(run):
+    return {delivery.call_id: delivery.state for delivery in deliveries_of(run)}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_comes_back_in_time_gets_the_same_reply_from_its_start(tmp_path, stream):
+    engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served:
+        await leave_in_mid_reply(served, engine)
+        async with served.http() as http:
+            again = asyncio.create_task(http.post("/x/e1/v1/messages", content=STREAM if stream else BODY))
+            await until(
+                lambda: any(g.as_earlier().connected for g in served.proxy.executions.get("e1").generations.values())
+            )
+            engine.release()
+            answer = await again
+        assert "Hi" in answer.text
+    (call,) = check_run(run, engine)
+    assert (len(engine.requests), engine.aborted, call.status) == (1, [], "ok")
+    assert answer.headers["x-gyre-call"] == call.call_id
+    assert latest(run) == {call.call_id: "delivered"}
+
+
+async def test_a_client_that_stays_away_has_its_reply_aborted_and_kept(tmp_path):
+    engine, run = ScriptedEngine([HELLO, OTHER]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine, grace_s=0.05) as served:
+        generation = await leave_in_mid_reply(served, engine)
+        await until(lambda: generation.done)
+        engine.release()
+        async with served.anthropic() as client:
+            assert (await client.messages.create(**REQUEST)).content[0].text == "Oh"
+    first, second = check_run(run, engine)
+    nodes = nodes_of(run)
+    assert (first.status, first.finish_reason, first.output_tokens) == ("aborted", "abort", 2)
+    assert nodes[first.output_node].token_ids.tolist() == [72, 105]
+    assert (second.status, second.extension, second.prompt_node) == ("ok", "retry", first.prompt_node)
+    assert latest(run) == {first.call_id: "abandoned", second.call_id: "delivered"}
+
+
+async def test_an_identical_request_beside_an_open_one_is_a_sibling(tmp_path):
+    engine, run = ScriptedEngine([HELLO, OTHER]), tmp_path / "run"
+    engine.hold(0)
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        one = asyncio.create_task(http.post("/x/e1/v1/messages", content=BODY))
+        await engine.waiting.wait()
+        two = asyncio.create_task(http.post("/x/e1/v1/messages", content=STREAM))
+        await until(lambda: len(engine.requests) == 2)
+        engine.release()
+        assert {(await one).headers["x-gyre-call"], (await two).headers["x-gyre-call"]} == {
+            c.call_id for c in calls_of(run)
+        }
+    one, two = check_run(run, engine)
+    assert one.prompt_node == two.prompt_node
+    assert one.output_node != two.output_node
+    assert {one.extension, two.extension} == {"root", "retry"}
+
+
+async def test_a_reply_that_was_finished_but_never_got_there(tmp_path):
+    # Case T06: the harness asks again, and goes on from the reply that it got.
+    engine, run = ScriptedEngine([HELLO, OTHER, HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served:
+        generation = await leave_in_mid_reply(served, engine)
+        engine.release()
+        await until(lambda: generation.done)
+        async with served.anthropic() as client:
+            assert (await client.messages.create(**REQUEST)).content[0].text == "Oh"
+            messages = [
+                *REQUEST["messages"],
+                {"role": "assistant", "content": "Oh"},
+                {"role": "user", "content": "next"},
+            ]
+            await client.messages.create(**{**REQUEST, "messages": messages})
+    lost, got, following = check_run(run, engine)
+    assert [call.status for call in (lost, got, following)] == ["ok"] * 3
+    assert latest(run) == {lost.call_id: "undelivered", got.call_id: "delivered", following.call_id: "delivered"}
+    assert (following.extension, following.continues_from) == ("bridge", got.call_id)
+
+
+async def test_a_lost_reply_is_replayed_by_config(tmp_path):
+    engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine, replay_lost=True) as served:
+        generation = await leave_in_mid_reply(served, engine)
+        engine.release()
+        await until(lambda: generation.done)
+        async with served.anthropic() as client:
+            assert (await client.messages.create(**REQUEST)).content[0].text == "Hi!"
+    (call,) = check_run(run, engine)
+    assert latest(run) == {call.call_id: "delivered"}
+
+
+@pytest.mark.parametrize("wire", ["anthropic", "openai"])
+async def test_the_harness_does_not_notice_an_engine_that_dies_in_mid_reply(tmp_path, wire):
+    first = {"deltas": [{"ids": [72], "lps": [-0.1]}, {"ids": [105], "lps": [-0.2]}], "die_after": 2}
+    rest = {**OTHER, "weight_version": "base:1"}
+    one, two, run = ScriptedEngine([first]), ScriptedEngine([rest]), tmp_path / "run"
+    async with one.serving(), two.serving(), serve_proxy(run, one, two) as served:
+        if wire == "anthropic":
+            async with served.anthropic() as client, client.messages.stream(**REQUEST) as events:
+                text = (await events.get_final_message()).content[0].text
+        else:
+            async with served.openai() as client:
+                text = (await client.chat.completions.create(**REQUEST)).choices[0].message.content
+    assert text == "HiOh"
+    (call,) = check_run(run, one)
+    assert [(a.engine, a.start, a.end) for a in call.attempts] == [(one.url, 0, 2), (two.url, 2, 5)]
+    assert "failed" in call.attempts[0].error
+    output = nodes_of(run)[call.output_node]
+    assert [(s.n, s.start, s.end) for s in output.policy_versions] == [(0, 0, 2), (1, 2, 5)]
+
+
+async def test_a_fault_in_mid_stream_never_looks_like_an_end(tmp_path):
+    engine, run = ScriptedEngine([{**HELLO, "die_after": 1}]), tmp_path / "run"
+    limits = SamplerLimits(recovery_s=0.0)
+    async with engine.serving(), serve_proxy(run, engine, limits=limits) as served, served.http() as http:
+        pieces = []
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with http.stream("POST", "/x/e1/v1/messages", content=STREAM) as answer:
+                await _read(answer, pieces)
+        text = "".join(pieces)
+        assert "Hi" in text
+        assert "event: error" in text
+        assert "message_stop" not in text
+    (call,) = check_run(run, engine)
+    assert (call.status, call.output_tokens, call.finish_reason) == ("failed", 2, None)
+    assert "no engine is up to finish" in call.error
+
+
+async def _read(answer, pieces):
+    async for piece in answer.aiter_text():
+        pieces.append(piece)
+
+
+@pytest.mark.parametrize("wire", ["anthropic", "openai"])
+async def test_a_fault_before_the_headers_is_the_wires_own_error(tmp_path, wire):
+    engine, run = ScriptedEngine([{"refuse": (400, "cannot take it")}, {"refuse": (503, "busy")}]), tmp_path / "run"
+    limits = SamplerLimits(recovery_s=0.0)
+    async with engine.serving(), serve_proxy(run, engine, limits=limits) as served:
+        if wire == "anthropic":
+            async with served.anthropic() as client:
+                with pytest.raises(anthropic.BadRequestError, match="cannot take it"):
+                    await client.messages.create(**REQUEST)
+                with pytest.raises(anthropic.APIStatusError, match="no engine is up") as caught:
+                    await client.messages.create(**REQUEST)
+                assert caught.value.status_code == 529
+        else:
+            async with served.openai() as client:
+                with pytest.raises(openai.BadRequestError, match="cannot take it"):
+                    await client.chat.completions.create(**REQUEST)
+                with pytest.raises(openai.InternalServerError, match="no engine is up"):
+                    await client.chat.completions.create(**REQUEST)
+    calls = check_run(run)
+    assert [(call.status, call.output_node, call.output_tokens) for call in calls] == [("failed", None, 0)] * 2
+
+
+class FailingDisk(RunWriter):
+    """A run writer whose disk can be full."""
+
+    full = False
+
+    def write(self, rows):
+        if self.full:
+            raise CaptureError("no space left on device")
+        super().write(rows)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_full_disk_fails_the_call_and_nothing_is_lost_silently(tmp_path, stream):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    history = [*REQUEST["messages"], {"role": "assistant", "content": "Oh"}, {"role": "user", "content": "next"}]
+    async with engine.serving():
+        writer = FailingDisk(run)
+        async with (
+            serve_proxy(run, engine, writer=writer) as served,
+            served.http() as http,
+            served.anthropic() as client,
+        ):
+            await client.messages.create(**REQUEST)
+            writer.full = True
+            body = json.dumps({**REQUEST, "messages": history, "stream": stream}).encode()
+            if stream:
+                pieces = []
+                with pytest.raises(httpx.RemoteProtocolError):
+                    async with http.stream("POST", "/x/e1/v1/messages", content=body) as answer:
+                        await _read(answer, pieces)
+                assert "could not be recorded" in "".join(pieces)
+                assert "message_stop" not in "".join(pieces)
+            else:
+                answer = await http.post("/x/e1/v1/messages", content=body)
+                assert answer.status_code == 500
+                assert "no space left" in answer.json()["error"]["message"]
+            assert len(calls_of(run)) == 1
+            writer.full = False
+            await client.messages.create(**{**REQUEST, "messages": history})
+    first, second = check_run(run)
+    assert (second.extension, second.continues_from) == ("bridge", first.call_id)
+
+
+async def test_long_silence_is_broken_by_what_clients_count(tmp_path):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    engine.hold(0)
+    async with (
+        engine.serving(),
+        serve_proxy(run, engine, keep_alive_s=0.05, json_keep_alive_s=0.05) as served,
+        served.http() as http,
+    ):
+        async with http.stream("POST", "/x/e1/v1/messages", content=STREAM) as answer:
+            lines = answer.aiter_lines()
+            seen = []
+            while sum("message_delta" in line for line in seen) < 4:
+                seen.append(await anext(lines))
+            assert seen[0] == "event: message_start"
+            engine.release()
+            rest = [line async for line in lines]
+        assert any("message_stop" in line for line in rest)
+        engine.hold(0)
+        async with http.stream("POST", "/x/e1/v1/messages", content=json.dumps({**REQUEST, "max_tokens": 9})) as answer:
+            pieces = aiter(answer.aiter_text())
+            text = await anext(pieces) + await anext(pieces)
+            assert text.strip() == ""
+            engine.release()
+            text += "".join([piece async for piece in pieces])
+        assert json.loads(text)["content"][0]["text"] == "Oh"
+    check_run(run, engine)

@@ -1,0 +1,105 @@
+"""A whole proxy on loopback inside the test's event loop, with official clients and a look at what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import numpy as np
+import openai
+
+from gyre_data.arrays import from_table
+from gyre_data.store import open as open_run
+from gyre_data.types import Call, Delivery, Node
+from gyre_proxy.app import build_app
+from gyre_proxy.serve import running
+from gyre_proxy.service import Proxy
+from gyre_proxy.settings import ProxySettings
+from tests.support.scripted_engine import ScriptedEngine, serve_app
+from tests.support.toy_template import ToyTemplate
+
+__all__ = ["Served", "calls_of", "check_run", "path_ids", "serve_proxy"]
+
+
+@dataclass
+class Served:
+    proxy: Proxy
+    url: str
+    run: Path
+    clients: AsyncExitStack
+
+    def anthropic(self, execution: str = "e1", key: str = "dummy") -> anthropic.AsyncAnthropic:
+        """A client that is closed with the proxy."""
+        client = anthropic.AsyncAnthropic(base_url=f"{self.url}/x/{execution}", api_key=key, max_retries=0)
+        self.clients.push_async_callback(client.close)
+        return client
+
+    def openai(self, execution: str = "e1", key: str = "dummy") -> openai.AsyncOpenAI:
+        """A client that is closed with the proxy."""
+        client = openai.AsyncOpenAI(base_url=f"{self.url}/x/{execution}/v1", api_key=key, max_retries=0)
+        self.clients.push_async_callback(client.close)
+        return client
+
+    def http(self, **options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=30, **options)
+
+
+@asynccontextmanager
+async def serve_proxy(
+    run: Path, *engines: ScriptedEngine, template: Any = None, writer: Any = None, **options: Any
+) -> AsyncIterator[Served]:
+    """Serve a proxy over engines that are serving already."""
+    urls = tuple(engine.url for engine in engines)
+    settings = ProxySettings(run=run, engines=urls, tokenizer=run, drain_s=2.0, **options)
+    async with (
+        running(settings, template or ToyTemplate(), writer) as proxy,
+        serve_app(build_app(proxy)) as url,
+        AsyncExitStack() as clients,
+    ):
+        yield Served(proxy, url, run, clients)
+
+
+def calls_of(run: Path) -> list[Call]:
+    return from_table("calls", open_run(run).table("calls"))
+
+
+def deliveries_of(run: Path) -> list[Delivery]:
+    return from_table("deliveries", open_run(run).table("deliveries"))
+
+
+def nodes_of(run: Path) -> dict[str, Node]:
+    return {node.node_id: node for node in from_table("nodes", open_run(run).table("nodes"))}
+
+
+def path_ids(nodes: dict[str, Node], leaf: str | None) -> list[int]:
+    parts: list[list[int]] = []
+    while leaf is not None:
+        parts.append(nodes[leaf].token_ids.tolist())
+        leaf = nodes[leaf].parent_id
+    return [token for part in reversed(parts) for token in part]
+
+
+def check_run(run: Path, *engines: ScriptedEngine) -> list[Call]:
+    """What must hold of every recording: verify is clean, every prompt that an engine got is the path of its call."""
+    calls, nodes, reader = calls_of(run), nodes_of(run), open_run(run)
+    sent = {request["rid"]: request["input_ids"] for engine in engines for request in engine.requests}
+    for call in calls:
+        ids = path_ids(nodes, call.prompt_node)
+        assert len(ids) == call.prompt_tokens
+        if f"{call.call_id}.0" in sent:
+            assert sent[f"{call.call_id}.0"] == ids
+        if call.output_node is not None:
+            output = nodes[call.output_node]
+            assert output.parent_id == call.prompt_node
+            assert len(output.token_ids) == len(output.logprobs) == call.output_tokens
+            assert output.policy_versions[-1].end == call.output_tokens
+            assert np.isfinite(output.logprobs).all()
+            assert call.attempts[-1].end == call.output_tokens
+        for blob in call.request_blobs or ():
+            reader.blob(blob)
+    return calls
