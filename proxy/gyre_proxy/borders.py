@@ -203,8 +203,15 @@ def message_ends(text: str, spans: Sequence[Span | None], stops: Sequence[str]) 
     """Characters where the messages end in `text`; None for a message that joins the next.
 
     Text after the last end is the generation prompt. A message before one whose marks are lost ends after the first
-    stop token, so that the lost one is not swallowed.
+    stop token, so that the lost one is not swallowed. A content that stands before an earlier message's is lost too.
     """
+    spans = list(spans)
+    reached = 0
+    for i, span in enumerate(spans):
+        if span is not None and span.begin < reached:
+            spans[i] = None
+        elif span is not None:
+            reached = span.end
     ends: list[int | None] = []
     for i, span in enumerate(spans):
         if span is None:
@@ -217,7 +224,7 @@ def message_ends(text: str, spans: Sequence[Span | None], stops: Sequence[str]) 
         ends.append(span.end if cut is None else cut)
     if ends and ends[-1] is None:
         known = [end for end in ends if end is not None]
-        ends[-1] = _stop(text, known[-1] if known else 0, len(text), stops, last=True) or len(text)
+        ends[-1] = _stop(text, known[-1] if known else 0, len(text), stops, last=True)
     return ends
 
 

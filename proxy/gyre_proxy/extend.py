@@ -99,7 +99,7 @@ def after_turn(
         found = [(p, text) for text in texts if (p := after.find(text)) >= 0]
         pos, close = min(found) if found else (-1, "")
         close_id = texts.get(close, -1)
-    if pos < 0:
+    if pos < 0 or pos + len(close) > spans[0].begin:  # found in a new message, it closes nothing
         raise CannotExtend("V4: the template does not close the turn the way it was sampled")
     begin = pos
     encoded = template.encode(after[begin:])
@@ -182,23 +182,25 @@ def _tokens_before(encoded: Encoded, char: int) -> int:
 
 
 def _split(encoded: Encoded, begin: int, ends: Sequence[int | None], items: Sequence[Item]) -> list[Piece]:
-    """Pieces of encoded.ids[begin:]; a message without an end, or without tokens, joins the next."""
-    pieces: list[Piece] = []
+    """Pieces of encoded.ids[begin:]; a message without an end, or without tokens, joins the next, the last the one
+    before. What is left is the generation prompt."""
+    groups: list[tuple[int, int, list[Item]]] = []
     waiting: list[Item] = []
     for item, end in zip(items, ends, strict=True):
         waiting.append(item)
         stop = begin if end is None else _tokens_before(encoded, end)
-        if stop <= begin:
-            continue
-        pieces.append(_joined(encoded.ids[begin:stop], NodeKind.PROMPT, waiting))
-        begin, waiting = stop, []
-    if begin < len(encoded.ids):
+        if stop > begin:
+            groups.append((begin, stop, waiting))
+            begin, waiting = stop, []
+    if groups:
+        groups[-1][2].extend(waiting)
+    pieces = [_joined(encoded.ids[first:stop], NodeKind.PROMPT, group) for first, stop, group in groups]
+    if begin < len(encoded.ids) and not groups and waiting:
+        pieces.append(_joined(encoded.ids[begin:], NodeKind.GENERATION_PROMPT, waiting))
+    elif begin < len(encoded.ids):
         chain = items[-1].chain
-        last = _joined(encoded.ids[begin:], NodeKind.GENERATION_PROMPT, waiting) if waiting else None
-        pieces.append(
-            last
-            or _piece(encoded.ids[begin:], NodeKind.GENERATION_PROMPT, Author.TEMPLATE, "assistant", (), chain, chain)
-        )
+        rest = encoded.ids[begin:]
+        pieces.append(_piece(rest, NodeKind.GENERATION_PROMPT, Author.TEMPLATE, "assistant", (), chain, chain))
     return pieces
 
 

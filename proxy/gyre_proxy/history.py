@@ -30,7 +30,7 @@ from .message import Message, Reply, Request, canonical, digest
 from .plan import PromptPlan, Written
 from .roles import AgentLabel
 from .same_turn import canonical_message, message_from_json, message_json
-from .template import Template
+from .template import RenderError, Template
 
 __all__ = ["History", "PromptPlan", "Written"]
 
@@ -67,6 +67,8 @@ class History:
 
     def plan(self, request: Request, label: AgentLabel) -> PromptPlan:
         """Prompt and place of `request`. Raises RenderError when the template refuses the conversation."""
+        if not request.messages:
+            raise RenderError("wanted a conversation, got no messages; send at least one")
         tools_digest = digest(list(request.tools)) if request.tools else None
         start = chain_start(self._template.fingerprint, tools_digest)
         walk = match(request.messages, start, self._turns, self._known, label.client)

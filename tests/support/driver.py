@@ -135,12 +135,13 @@ class Driver:
         """What must always hold of the record."""
         rows = self.rows()
         assert len(rows) == len(self.nodes), "no node is written twice"
+        position_of = {node.node_id: position for position, node in enumerate(self.nodes)}
         for position, node in enumerate(self.nodes):
             if node.parent_id is None:
                 assert (node.start_pos, node.root_id) == (0, node.node_id)
             else:
                 parent = rows[node.parent_id]
-                assert [one.node_id for one in self.nodes].index(node.parent_id) < position, "parents come first"
+                assert position_of[node.parent_id] < position, "parents come first"
                 assert node.start_pos == parent.start_pos + len(parent.token_ids)
                 assert node.root_id == parent.root_id
             assert len(node.token_ids)

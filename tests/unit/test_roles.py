@@ -1,0 +1,61 @@
+"""Labels of requests, one client at a time."""
+
+import pytest
+
+from gyre_data.errors import ConfigError
+from gyre_data.schema import AgentRole
+from gyre_proxy.message import Message, Sampling
+from gyre_proxy.roles import AgentLabel, label
+from tests.support.driver import request, system, user
+
+CC = {"user-agent": "claude-cli/2.1.220 (external, sdk-cli)", "x-claude-code-session-id": "s"}
+TOOLS = ({"type": "function", "function": {"name": "Bash"}},)
+ASK = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
+
+
+def of(headers, *messages: Message, agent: str | None = None, tools=TOOLS, **changes) -> AgentLabel:
+    return label("anthropic", headers, request(messages or (user("hi"),), tools, **changes), agent)
+
+
+def test_an_unlabelled_client_says_nothing() -> None:
+    assert of({"user-agent": "curl/8"}) == AgentLabel()
+
+
+def test_claude_code_main_and_sub_agents_are_in_the_headers() -> None:
+    assert of(CC).role is AgentRole.MAIN
+    assert of(CC).client == "claude-code"
+    sub = of({**CC, "x-claude-code-agent-id": "a91", "x-claude-code-parent-agent-id": "a7"})
+    assert (sub.role, sub.agent_id, sub.parent_agent_id, sub.source) == (AgentRole.SUB_AGENT, "a91", "a7", "client")
+
+
+@pytest.mark.parametrize("before", ["", "some user text\n"])
+def test_claude_code_summary_is_known_by_its_last_block(before: str) -> None:
+    found = of(CC, user("hi"), user(before + ASK))
+    assert (found.role, found.source, found.summary) == (AgentRole.MAIN_SUMMARY, "shape", True)
+    sub = of({**CC, "x-claude-code-agent-id": "a91"}, user("hi"), user(before + ASK))
+    assert sub.role is AgentRole.SUB_AGENT_SUMMARY
+    assert of(CC, user("what does 'CRITICAL: Respond with TEXT ONLY' mean?")).role is AgentRole.MAIN
+    assert of(CC, user(ASK), Message(role="tool", content=ASK)).role is AgentRole.MAIN
+
+
+def test_claude_code_title_and_classifier_are_side_calls() -> None:
+    title = of(CC, system("Generate a concise, sentence-case title (3-7 words)"), user("<session>x"), tools=())
+    assert (title.role, title.source) == (AgentRole.SIDE, "shape")
+    classifier = of(CC, user("<transcript>"), tools=(), sampling=Sampling(stop=("</block>",)))
+    assert classifier.role is AgentRole.SIDE
+    assert of(CC, user("no tools"), tools=()).role is AgentRole.MAIN
+
+
+def test_explicit_headers_and_the_path_come_first() -> None:
+    assert of({**CC, "x-gyre-role": "side"}).role is AgentRole.SIDE
+    assert of({"x-gyre-agent": "main"}).role is AgentRole.MAIN
+    assert of({"x-gyre-agent": "main"}).agent_id is None
+    named = of({}, agent="helper")
+    assert (named.role, named.agent_id, named.source) == (AgentRole.SUB_AGENT, "helper", "header")
+    both = of({"x-gyre-role": "sub_agent_summary", "x-gyre-agent": "helper"})
+    assert (both.role, both.agent_id) == (AgentRole.SUB_AGENT_SUMMARY, "helper")
+
+
+def test_a_role_that_does_not_exist_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="X-Gyre-Role: wanted one of main, .*got 'boss'; send one of these"):
+        of({"x-gyre-role": "boss"})
