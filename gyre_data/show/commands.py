@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gyre_data.breakdown import by_evaluator, by_role
 from gyre_data.counts import stats as count_runs
 from gyre_data.execution import Execution, executions, find, newest, short_id
 from gyre_data.reader import Run
@@ -20,11 +23,19 @@ from gyre_data.store import open as open_run
 
 from .outline import outline
 from .remote import append_score
-from .stats_text import stats_lines
+from .stats_text import breakdown_lines, stats_lines
 from .tree_json import tree_json
 from .tree_text import tree_lines
 
-__all__ = ["score", "stats", "tree"]
+__all__ = ["By", "score", "stats", "tree"]
+
+
+class By(StrEnum):
+    """What `gyre stats --by` cuts by."""
+
+    ROLE = "role"
+    EVALUATOR = "evaluator"
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JMax = Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")]
@@ -48,11 +59,21 @@ def tree(
 
 def stats(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; left out, the run made last.")] = None,
+    by: Annotated[
+        By | None, typer.Option(help="Cut the counts by role, or the verdicts by evaluator and group.")
+    ] = None,
     as_json: Json = False,
     j_max: JMax = 5,
 ) -> None:
     """Count what runs hold: executions, nodes and tokens, how much is shared, roles, forks, evaluators."""
     opened = [open_run(find_run(path)) for path in runs] if runs else [open_run(find_run())]
+    if by is not None:
+        rows = by_role(opened, j_max=j_max or None) if by is By.ROLE else by_evaluator(opened)
+        if as_json:
+            _print_json([asdict(row) for row in rows])
+        else:
+            _print(breakdown_lines(rows))
+        return
     found = count_runs(opened, j_max=j_max or None)
     if as_json:
         _print_json(found.to_json())

@@ -52,7 +52,7 @@ def _post(url: str, body: dict[str, Any], key: str | None) -> bool:
         with urlopen(request, timeout=_TIMEOUT_S):
             return True
     except HTTPError as error:
-        told = error.read(2000).decode(errors="replace").strip()
+        told = _words(error.read(65536))
         if error.code in (401, 403):
             raise ConfigError(
                 f"the proxy at {url} wants a key ({error.code}); set GYRE_KEY to the one it was started with"
@@ -60,3 +60,11 @@ def _post(url: str, body: dict[str, Any], key: str | None) -> bool:
         raise DataError(f"the proxy at {url} refused the score: {error.code} {told}; see its log") from error
     except (URLError, TimeoutError):
         return False
+
+
+def _words(body: bytes) -> str:
+    """The message of an error body, or the body itself when it is none of ours."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:500].decode(errors="replace").strip()

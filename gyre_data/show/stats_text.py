@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from gyre_data.breakdown import EvaluatorGroup, RoleCounts
 from gyre_data.counts import EvaluatorCounts, Stats, TreeCounts
 
-from .numbers import amount, count, duration, ratio, share
+from .numbers import DASH, amount, count, duration, ratio, share
 
-__all__ = ["stats_lines"]
+__all__ = ["breakdown_lines", "stats_lines"]
 
 _WRONG = "bold red"
 _LABEL = 12
@@ -108,7 +109,7 @@ def _roles(trees: TreeCounts) -> Text:
     unknown = whole - sum(parts.values())
     told: list[str | Text] = [f"{name} {share(part, whole)}" for name, part in parts.items() if part]
     if unknown:
-        told.append(Text(f"unknown {share(unknown, whole)}  <- never trained; see which: gyre tree", style=_WRONG))
+        told.append(Text(f"unknown {share(unknown, whole)}  <- never trained; look: --by role", style=_WRONG))
     return _line("roles", *(told or ["-"]))
 
 
@@ -133,3 +134,58 @@ def _evaluator(found: EvaluatorCounts) -> Text:
         when = first if first == last else f"{first}-{last}"
         parts.append(Text(f"failed {count(found.failed)} at {when} UTC: not counted as zero", style=_WRONG))
     return _line("evaluator", *parts)
+
+
+def breakdown_lines(rows: Sequence[RoleCounts] | Sequence[EvaluatorGroup]) -> Iterator[Text]:
+    """The table of `gyre stats --by`; a group without signal, a failed evaluator and an unknown role are red."""
+    table = [_role_row(row) if isinstance(row, RoleCounts) else _evaluator_row(row) for row in rows]
+    if not table:
+        yield Text("nothing recorded yet")
+        return
+    heads = _ROLE_HEADS if isinstance(rows[0], RoleCounts) else _EVALUATOR_HEADS
+    sizes = [max(len(head), *(len(cells[k]) for cells, _ in table)) for k, head in enumerate(heads)]
+    yield _cells(heads, sizes, "bold")
+    for cells, style in table:
+        yield _cells(cells, sizes, style)
+
+
+_ROLE_HEADS = ("role", "calls", "distinct", "sampled", "trainable", "kept", "not trained (calls)")
+_EVALUATOR_HEADS = ("evaluator", "group", "task", "scored", "failed", "mean", "std", "range", "")
+
+
+def _cells(cells: Sequence[str], sizes: Sequence[int], style: str) -> Text:
+    """First and last columns to the left, figures to the right."""
+    padded = [
+        f"{cell:<{size}}" if k == 0 or k == len(cells) - 1 else f"{cell:>{size}}"
+        for k, (cell, size) in enumerate(zip(cells, sizes, strict=True))
+    ]
+    return Text("  ".join(padded).rstrip(), style=style)
+
+
+def _role_row(row: RoleCounts) -> tuple[tuple[str, ...], str]:
+    why = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in row.not_trained.items())
+    tokens = (row.distinct_tokens, row.sampled_tokens, row.trainable_tokens, row.kept_tokens)
+    wrong = row.role in ("unknown", "unknown_value")
+    return (row.role, count(row.calls), *(amount(n) for n in tokens), why), _WRONG if wrong else ""
+
+
+def _evaluator_row(row: EvaluatorGroup) -> tuple[tuple[str, ...], str]:
+    note = f"{row.failed} failed, not counted as zero" if row.failed else ""
+    if row.std == 0 and row.scored > 1:
+        note = "equal scores, no signal" + (f"; {note}" if note else "")
+    elif row.scored < 2:
+        note = "fewer than 2 valid scores: dropped" + (f"; {note}" if note else "")
+    spread = DASH if row.minimum is None or row.maximum is None else f"{row.minimum:.2f} to {row.maximum:.2f}"
+    figures = (DASH if value is None else f"{value:.2f}" for value in (row.mean, row.std))
+    scored = f"{row.scored} of {row.executions}"
+    cells = (
+        row.evaluator,
+        row.group_id or DASH,
+        row.task_id or DASH,
+        scored,
+        count(row.failed),
+        *figures,
+        spread,
+        note,
+    )
+    return cells, _WRONG if note else ""

@@ -69,6 +69,25 @@ def test_stats_of_several_runs(runs: Path) -> None:
     assert out("stats", runs).startswith("executions  3: 2 scored, 1 running")
 
 
+def test_stats_by_role_and_by_evaluator(runs: Path) -> None:
+    roles = {row["role"]: row for row in json.loads(out("stats", runs, "--by", "role", "--json"))}
+    whole = json.loads(out("stats", runs, "--json"))
+    for name in ("calls", "distinct_tokens", "sampled_tokens", "trainable_tokens", "kept_tokens"):
+        assert sum(row[name] for row in roles.values()) == whole[name]
+    assert {name: row["distinct_tokens"] for name, row in roles.items()} == whole["role_tokens"]
+    assert roles["side"]["not_trained"] == {"role_side": 1}
+    groups = {row["evaluator"]: row for row in json.loads(out("stats", runs, "--by", "evaluator", "--json"))}
+    assert (groups["style"]["scored"], groups["style"]["failed"], groups["style"]["mean"]) == (0, 1, None)
+    assert (groups["pytest"]["scored"], groups["pytest"]["executions"], groups["pytest"]["mean"]) == (1, 3, 0.5)
+    text = out("stats", runs, "--by", "evaluator")
+    assert text.splitlines()[0].split() == ["evaluator", "group", "task", "scored", "failed", "mean", "std", "range"]
+    assert "fewer than 2 valid scores: dropped; 1 failed, not counted as zero" in text
+    gd.score(runs, "e_0bbb00000002", 1.0, evaluator="check")
+    assert "2 of 3" in out("stats", runs, "--by", "evaluator")
+    assert "equal scores, no signal" in out("stats", runs, "--by", "evaluator")
+    assert out("stats", runs, "--by", "role").splitlines()[1].startswith("main ")
+
+
 def test_score_under_the_lock(runs: Path) -> None:
     assert "e_0aaa00000001: 0.25 partial by pytest@4" in out(
         "score", runs, "0aaa", "0.25", "--evaluator", "pytest@4", "--partial", "--detail", "3 of 12"
@@ -90,7 +109,7 @@ class _Proxy(BaseHTTPRequestHandler):
         self.server.got.append((self.path, self.headers["authorization"], body))  # type: ignore[attr-defined]
         self.send_response(self.server.answer)  # type: ignore[attr-defined]
         self.end_headers()
-        self.wfile.write(b'{"error": "no such execution"}')
+        self.wfile.write(b'{"error": {"message": "no such execution"}}')
 
     def log_message(self, *_: object) -> None:
         """Keep quiet."""
@@ -120,7 +139,7 @@ def test_score_goes_through_the_proxy_that_owns_the_run(
         assert path == "/api/executions/e_0aaa00000001/scores"
         assert key == "Bearer k"
         assert (body["evaluator"], body["version"], body["value"], body["status"]) == ("pytest", "4", 0.5, "scored")
-        for code, error, told in ((404, DataError, "404 .*no such execution"), (401, ConfigError, "set GYRE_KEY")):
+        for code, error, told in ((404, DataError, "404 no such execution; see"), (401, ConfigError, "set GYRE_KEY")):
             proxy.answer = code
             with pytest.raises(error, match=told):
                 raise gyre("score", runs, "0aaa", "0.5").exception or AssertionError
