@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import manifest as manifests
 from .errors import DataError
+from .execution import executions
 from .lock import is_locked
 from .reader import Run
+from .schema import EndReason, ScoreStatus
+from .scores import scores_by_execution
 
 __all__ = ["ExecutionState", "ExecutionSummary", "RunSummary", "list_executions", "list_runs"]
 
@@ -38,7 +39,7 @@ class ExecutionSummary:
     sample_index: int | None
     harness: str | None
     state: ExecutionState
-    end_reason: str | None
+    end_reason: EndReason | None
     num_calls: int
     num_bad_calls: int
     """Calls aborted or failed."""
@@ -47,7 +48,7 @@ class ExecutionSummary:
     num_sampled_tokens: int
     score: float | None
     """Of the newest scored row; None when there is none."""
-    score_status: str | None
+    score_status: ScoreStatus | None
     """Status of the newest score row, scored or not."""
     evaluator: str | None
     partial: bool | None
@@ -75,54 +76,38 @@ def _sums(table: pa.Table, value: pa.ChunkedArray) -> dict[str, tuple[int, int]]
     return dict(zip(totals["execution_id"], zip(totals["value_count"], totals["value_sum"], strict=True), strict=True))
 
 
-def _events(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Event rows folded by execution: a later row adds to earlier ones, null adds nothing."""
-    folded: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        known = folded.setdefault(row["execution_id"], {})
-        known[f"{row['event']}_at"] = row["at"]
-        known.update({key: value for key, value in row.items() if value is not None})
-    return folded
-
-
 def list_executions(run: Run) -> list[ExecutionSummary]:
-    """Every execution of `run` that has an event or a call, in order of first appearance."""
+    """Every execution of `run` that has an event or a call, oldest first."""
     calls, nodes = run.table("calls"), run.table("nodes")
     sampled = _sums(calls, calls.column("output_tokens"))
     tokens = _sums(nodes, pc.list_value_length(nodes.column("token_ids")))
     bad = calls.filter(pc.not_equal(calls.column("status"), "ok")).column("execution_id").value_counts()
     num_bad = {item["values"]: item["counts"] for item in bad.to_pylist()}
-    wanted = ["execution_id", "event", "at", "end_reason", "group_id", "task_id", "sample_index", "harness"]
-    events = _events(run.table("executions").select(wanted).sort_by("at").to_pylist())
-    scores: dict[str, dict[str, Any]] = {}
-    for row in run.table("scores").sort_by("at").to_pylist():
-        known = scores.setdefault(row["execution_id"], {})
-        known["status"] = row["status"]
-        if row["status"] == "scored":
-            known.update(value=row["value"], evaluator=row["evaluator"], partial=row["partial"])
+    scores = scores_by_execution(run)
     unended = ExecutionState.RUNNING if is_locked(run.path / "lock") else ExecutionState.INTERRUPTED
     found = []
-    for execution_id in dict.fromkeys([*events, *sampled]):
-        event, score = events.get(execution_id, {}), scores.get(execution_id, {})
+    for info in executions(run).values():
+        rows = scores.get(info.execution_id, [])
+        scored = next((row for row in reversed(rows) if row.status == ScoreStatus.SCORED), None)
         found.append(
             ExecutionSummary(
-                execution_id=execution_id,
-                task_id=event.get("task_id"),
-                group_id=event.get("group_id"),
-                sample_index=event.get("sample_index"),
-                harness=event.get("harness"),
-                state=ExecutionState.ENDED if "ended_at" in event else unended,
-                end_reason=event.get("end_reason"),
-                num_calls=sampled.get(execution_id, (0, 0))[0],
-                num_bad_calls=num_bad.get(execution_id, 0),
-                num_tokens=tokens.get(execution_id, (0, 0))[1],
-                num_sampled_tokens=sampled.get(execution_id, (0, 0))[1],
-                score=score.get("value"),
-                score_status=score.get("status"),
-                evaluator=score.get("evaluator"),
-                partial=score.get("partial"),
-                started_at=event.get("started_at"),
-                ended_at=event.get("ended_at"),
+                execution_id=info.execution_id,
+                task_id=info.task_id,
+                group_id=info.group_id,
+                sample_index=info.sample_index,
+                harness=info.harness,
+                state=unended if info.running else ExecutionState.ENDED,
+                end_reason=info.end_reason,
+                num_calls=sampled.get(info.execution_id, (0, 0))[0],
+                num_bad_calls=num_bad.get(info.execution_id, 0),
+                num_tokens=tokens.get(info.execution_id, (0, 0))[1],
+                num_sampled_tokens=sampled.get(info.execution_id, (0, 0))[1],
+                score=scored.value if scored else None,
+                score_status=rows[-1].status if rows else None,
+                evaluator=scored.evaluator if scored else None,
+                partial=scored.partial if scored else None,
+                started_at=info.started_at,
+                ended_at=info.ended_at,
             )
         )
     return found
