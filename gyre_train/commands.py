@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-__all__ = ["demo", "engine"]
+if TYPE_CHECKING:
+    from .forecast import Forecast
+    from .loop import TrainSummary
+
+__all__ = ["demo", "engine", "train"]
 
 
 def engine(
@@ -54,3 +60,65 @@ def demo(
     summary = run_demo(folder, model=model, record_only=record_only, quiet=as_json)
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
+
+
+def train(
+    ctx: typer.Context,
+    config: Annotated[str, typer.Argument(help="TOML file; see docs/training.md for its keys.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and the plan only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train on recorded runs (loss = "rl") or on chats and runs (loss = "sft"); any key as --section.key=value.
+
+    Runs again with the same output.dir: resumes where it stopped.
+    """
+    from .config import load_config
+
+    settings = load_config(config, ctx.args)
+    if dry_run:
+        from .forecast import forecast
+
+        _show_forecast(forecast(settings), as_json)
+        return
+    from .loop import train as run_training
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for noisy in ("httpx", "megatron", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    _show_summary(run_training(settings, show_progress=not as_json), as_json)
+
+
+# Everything that is no option here is an override, which load_config checks.
+train.context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}  # type: ignore[attr-defined]
+
+
+def _show_forecast(found: Forecast, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    saved = found.unpacked_tokens / max(found.packed_tokens, 1)
+    typer.echo(found.config)
+    typer.echo(f"steps      {found.steps:,}   executions {found.executions:,}   trained tokens {found.edges:,}")
+    typer.echo(
+        f"tokens     packed {found.packed_tokens:,}  unpacked {found.unpacked_tokens:,}  ({saved:.2f}x)  "
+        f"packs {found.packs:,}"
+    )
+    typer.echo(f"compute    {found.flops:.3g} FLOPs, forward and backward")
+    for level, reasons in found.excluded.items():
+        if reasons:
+            typer.echo(f"left out   {level}: " + ", ".join(f"{reason} {n:,}" for reason, n in reasons.items()))
+
+
+def _show_summary(done: TrainSummary, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(done)))
+        return
+    if not done.steps_done:
+        typer.echo(f"nothing to do: step {done.step} is reached or the data is used up; {done.checkpoint or ''}")
+        return
+    typer.echo(
+        f"{done.steps_done} steps, {done.trained_tokens:,} trained tokens, loss {done.loss:.4f}; {done.version} is in "
+        f"{done.checkpoint}"
+    )
+    for error in done.publish_errors:
+        typer.secho(f"not published  {error}", fg="red", err=True)

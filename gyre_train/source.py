@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from gyre_data.errors import ConfigError, DataError
 from .chat import chat_tree, read_chat, read_tokenizer
 from .config import TrainingConfig
 from .pack import TrajectoryInput, TreeInput
+from .plan import Plan, plan
 
 if TYPE_CHECKING:
     from gyre_data.admission import Admission, AdmittedExecution
     from gyre_data.store import Run
 
-__all__ = ["Example", "Source", "Trained", "load_source"]
+__all__ = ["Example", "Source", "Trained", "load_source", "plan_examples"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +85,17 @@ class Source:
         return epoch, draw(f"{example.data_run}/{group}"), draw(example.execution_id)
 
 
+def plan_examples(examples: Sequence[Example], config: TrainingConfig) -> Plan:
+    """Lay the executions of one step out in packs; an error names the execution by its id."""
+    trees = [example.tree(number) for number, example in enumerate(examples)]
+    try:
+        return plan(trees, tokens=config.pack.tokens, sharing=config.pack.sharing)
+    except DataError as error:
+        names = {f"execution {number}": f"execution {e.execution_id}" for number, e in enumerate(examples)}
+        text = re.sub(r"execution \d+", lambda found: names.get(found[0], found[0]), str(error))
+        raise DataError(text) from error
+
+
 def load_source(config: TrainingConfig) -> Source:
     """Read everything the config names; raise an error that says what to do when nothing of it can be trained."""
     examples: list[Example] = []
@@ -134,7 +147,7 @@ def _recorded(execution: AdmittedExecution, *, rl: bool, vocab: int) -> Example:
     return Example(
         execution_id=execution.execution_id,
         group_id=execution.group_id if rl else None,
-        data_run=str(run.path),
+        data_run=str(Path(run.path).resolve()),
         manifest=int(run.manifest_number),
         reward=execution.reward,
         advantage=execution.advantage,
@@ -254,4 +267,29 @@ def _nothing(reasons: Mapping[str, int], runs: Sequence[Run], loss: str) -> Data
 
 
 def _check_fingerprint(run: Run, folder: str) -> None:
-    """Refuse a run whose template differs from the model's, when both say what theirs is."""
+    """Refuse a run whose tokenizer or template differs from the model's, when the run says where its own lie."""
+    recorded_with = run.info.get("tokenizer")
+    if not isinstance(recorded_with, str) or not (Path(recorded_with) / "tokenizer.json").is_file():
+        return
+    theirs, mine = _identity(Path(recorded_with)), _identity(Path(folder))
+    for what, mend in (
+        ("tokenizer", "set model.path to the model that was served"),
+        ("template", "use the template it was recorded with, or record again"),
+    ):
+        if theirs[what] != mine[what]:
+            raise ConfigError(
+                f"{run.path} was recorded with {what} {theirs[what][:4]}, the model has {mine[what][:4]}; {mend}"
+            )
+
+
+def _identity(folder: Path) -> dict[str, str]:
+    """Digests of what turns messages into ids: the tokenizer's file and the chat template's text."""
+    file = folder / "tokenizer.json"
+    tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "none"
+    template = ""
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    elif (folder / "tokenizer_config.json").is_file():
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = str(config.get("chat_template") or "")
+    return {"tokenizer": tokenizer, "template": hashlib.sha256(template.strip().encode()).hexdigest()}

@@ -34,6 +34,7 @@ __all__ = [
     "SimpleDataParallel",
     "clip_gradients",
     "finish_gradients",
+    "from_first_rank",
     "gather_shards",
     "gradient_of",
     "groups",
@@ -122,6 +123,15 @@ def tp_rank() -> int:
 def is_first_rank() -> bool:
     """True in the one process that writes files and speaks to the world."""
     return dist.get_rank() == 0
+
+
+def from_first_rank(value: Any) -> Any:
+    """Return rank 0's value in every rank; every rank must call it."""
+    if dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def gather_shards(tensor: torch.Tensor) -> list[torch.Tensor]:

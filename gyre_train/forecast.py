@@ -1,0 +1,70 @@
+"""What a training run would do, without torch: `gyre train --dry-run`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import TrainingConfig, to_toml
+from .plan import ModelShape, flops
+from .source import load_source, plan_examples
+
+__all__ = ["Forecast", "forecast", "model_shape"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """Totals over the steps that would run on the data as it is now, from the start of training."""
+
+    config: str
+    """Resolved settings as TOML."""
+    steps: int
+    executions: int
+    excluded: Mapping[str, Mapping[str, int]]
+    """Counts by reason, for executions, calls and trajectories."""
+    packs: int
+    packed_tokens: int
+    unpacked_tokens: int
+    edges: int
+    """Trained tokens."""
+    flops: int
+    """Forward and backward, by formula."""
+
+
+def model_shape(folder: str | Path) -> ModelShape:
+    """Sizes from a Hugging Face config.json."""
+    hf = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    heads = hf["num_attention_heads"]
+    return ModelShape(
+        num_layers=hf["num_hidden_layers"], hidden=hf["hidden_size"], ffn=hf["intermediate_size"], num_heads=heads,
+        num_kv_heads=hf.get("num_key_value_heads") or heads, vocab=hf["vocab_size"],
+        head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
+    )  # fmt: skip
+
+
+def forecast(config: TrainingConfig) -> Forecast:
+    """Admit, choose and lay out every step as training would, and add up what it costs."""
+    source = load_source(config)
+    shape = model_shape(config.model.path)
+    trained: Counter[str] = Counter()
+    plans = []
+    while not config.train.steps or len(plans) < config.train.steps:
+        due = source.due(trained, config.train.executions_per_step)
+        if not due:
+            break
+        trained.update(example.execution_id for example in due)
+        plans.append(plan_examples(due, config))
+    return Forecast(
+        config=to_toml(config),
+        steps=len(plans),
+        executions=sum(p.num_executions for p in plans),
+        excluded=source.excluded,
+        packs=sum(len(p.packs) for p in plans),
+        packed_tokens=sum(p.num_packed_tokens for p in plans),
+        unpacked_tokens=sum(p.num_unpacked_tokens for p in plans),
+        edges=sum(p.num_edges for p in plans),
+        flops=sum(flops(p, shape) for p in plans),
+    )

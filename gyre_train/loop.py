@@ -1,0 +1,301 @@
+"""The training loop: choose executions, step, record, checkpoint, publish; from wherever the last session stopped.
+
+Order within a step, so that a stop at any point loses nothing and doubles nothing: gradients and optimiser, then ledger and
+step row in one commit, then the checkpoint, then the publish. What counts as trained is what the ledger says up to the
+newest checkpoint's step. Rank 0 reads data and writes files; the other ranks get their packs from it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gyre_data import ledger
+from gyre_data.errors import ConfigError
+from gyre_data.store import RunWriter
+from gyre_data.types import LedgerRow, PolicyVersion, Step
+
+from .config import TrainingConfig, load_config
+from .lineage import Lineage, lineage_of
+from .loss import Anchor, inert_settings
+from .megatron.checkpoint import latest_checkpoint, read_state
+from .megatron.parallel import from_first_rank, is_first_rank, run_ranks
+from .metrics import MetricsLog, ProgressLine
+from .publish.files import FilePublisher
+from .source import Example, Source, load_source, plan_examples
+from .step import Learner, StepWork
+
+__all__ = ["TrainSummary", "choose_anchor", "train"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSummary:
+    """What a session of training left behind."""
+
+    output: str
+    version: str
+    """Weights of the newest checkpoint."""
+    checkpoint: str | None
+    step: int
+    steps_done: int
+    """Steps of this session."""
+    loss: float | None
+    """Of the last step; None when there was nothing to do."""
+    trained_tokens: int
+    """In this session."""
+    publish_errors: tuple[str, ...]
+
+
+def train(
+    config: TrainingConfig | str | Path, overrides: Sequence[str] = (), *, show_progress: bool = False
+) -> TrainSummary:
+    """Train as configured until `train.steps` or the end of the data, resuming what `output.dir` holds."""
+    if not isinstance(config, TrainingConfig):
+        config = load_config(config, overrides)
+    output = Path(config.output.dir)
+    output.mkdir(parents=True, exist_ok=True)
+    summary_file = output / "session.json"
+    run_ranks(_rank_main, config.parallel.tp, config, str(summary_file), show_progress, device=config.model.device)
+    found = json.loads(summary_file.read_text(encoding="utf-8"))
+    return TrainSummary(**{**found, "publish_errors": tuple(found["publish_errors"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Setup:
+    """What every rank starts from."""
+
+    checkpoint: Path | None
+    anchor: Anchor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Order:
+    """One step as rank 0 wants it."""
+
+    work: StepWork
+    save: bool
+    state: dict[str, Any]
+
+
+def _rank_main(config: TrainingConfig, summary_file: str, show_progress: bool) -> None:
+    if not is_first_rank():
+        _loop(config, None)
+        return
+    coordinator = _Coordinator(config, show_progress)
+    try:
+        _loop(config, coordinator)
+        Path(summary_file).write_text(json.dumps(asdict(coordinator.summary())), encoding="utf-8")
+    finally:
+        coordinator.close()
+
+
+def _loop(config: TrainingConfig, coordinator: _Coordinator | None) -> None:
+    setup: _Setup = from_first_rank(coordinator.setup if coordinator else None)
+    learner = Learner(config, setup.anchor, setup.checkpoint)
+    if coordinator:
+        coordinator.publish()
+    while (order := from_first_rank(coordinator.next() if coordinator else None)) is not None:
+        figures = learner.step(order.work)
+        if coordinator:
+            coordinator.record(order, figures)
+        if order.save:
+            learner.save(_checkpoints(config), order.work.step, order.state)
+            if coordinator:
+                coordinator.saved(order)
+
+
+def _checkpoints(config: TrainingConfig) -> Path:
+    return Path(config.output.dir) / "checkpoints"
+
+
+def choose_anchor(config: TrainingConfig, source: Source, lineage: Lineage) -> Anchor | None:
+    """Return the anchor for this data: None for SFT; `auto` asks whether the model's own lineage sampled it."""
+    if config.train.loss == "sft":
+        return None
+    if config.train.anchor != "auto":
+        return Anchor(config.train.anchor)
+    sampled_by = frozenset().union(*(example.policy_ids for example in source.examples))
+    return Anchor.BEHAVIOUR if sampled_by and sampled_by <= set(lineage.policy_ids) else Anchor.STEP
+
+
+class _Coordinator:
+    """Rank 0's part: data, ledger, metrics, decisions."""
+
+    def __init__(self, config: TrainingConfig, show_progress: bool) -> None:
+        self._config = config
+        self._writer = RunWriter(config.output.dir)
+        try:
+            self._open(show_progress)
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def _open(self, show_progress: bool) -> None:
+        config = self._config
+        checkpoint = latest_checkpoint(_checkpoints(config))
+        self._step = int(read_state(checkpoint)["step"]) if checkpoint else 0
+        base = lineage_of(config.model.path)
+        self._policy_id, self._base = self._claim_folder(base)
+        lineage = Lineage(
+            version=PolicyVersion(policy_id=self._policy_id, n=self._step), policy_ids=(self._policy_id, *base.policy_ids)
+        )
+        self._lineage = lineage
+        self._source = load_source(config)
+        self._trained: Counter[str] = Counter()
+        for _, execution_id in {
+            (r.step, r.execution_id) for r in ledger.ledger(config.output.dir) if r.step <= self._step
+        }:
+            self._trained[execution_id] += 1
+        anchor = choose_anchor(config, self._source, lineage)
+        if anchor is not None:
+            for warning in inert_settings(anchor, config.train.steps_per_burst):
+                _LOG.warning("%s", warning)
+        self.setup = _Setup(checkpoint=checkpoint, anchor=anchor)
+        self._checkpoint = checkpoint
+        self._first_step = self._step
+        self._tokens = 0
+        self._loss: float | None = None
+        self._publisher = FilePublisher(
+            config.publish.engines, proxy=config.publish.proxy, timeout_s=config.publish.timeout_s
+        )
+        self._publish_errors: list[str] = []
+        self._metrics = MetricsLog(Path(config.output.dir) / "metrics.jsonl", self._step)
+        self._progress = ProgressLine(total=config.train.steps or None, done=self._step, show=show_progress)
+        self._progress.__enter__()
+        self._chosen: tuple[Example, ...] = ()
+        self._rows: dict[str, Any] = {}
+
+    def _claim_folder(self, base: Lineage) -> tuple[str, PolicyVersion]:
+        """Return policy id and base version of the folder, deciding them on first use."""
+        config = self._config
+        info = self._writer.update_info({})
+        if "base" not in info:
+            stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(config.output.dir).resolve().name) or "run"
+            policy_id = config.output.policy_id or f"{stem}-{secrets.token_hex(3)}"
+            info = self._writer.update_info({"policy_id": policy_id, "base": str(base.version)})
+        if info["base"] != str(base.version):
+            raise ConfigError(
+                f"output.dir: {config.output.dir} holds the training of {info['base']}, model.path holds {base.version}; "
+                "use a new output.dir, or the model it was started from"
+            )
+        if config.output.policy_id not in (None, info["policy_id"]):
+            raise ConfigError(
+                f"output.policy_id: {config.output.dir} makes versions of {info['policy_id']}, got "
+                f"{config.output.policy_id}; remove the setting or use a new output.dir"
+            )
+        return str(info["policy_id"]), base.version
+
+    def next(self) -> _Order | None:
+        """Choose and lay out the next step; None when training is over."""
+        config = self._config.train
+        if config.steps and self._step >= config.steps:
+            return None
+        due = self._source.due(self._trained, config.executions_per_step)
+        if not due:
+            return None
+        step = self._step + 1
+        self._chosen = tuple(due)
+        made = plan_examples(due, self._config)
+        self._rows = {
+            "executions": made.num_executions,
+            "trained_tokens": made.num_edges,
+            "packs": len(made.packs),
+            "packed_tokens": made.num_packed_tokens,
+            "unpacked_tokens": made.num_unpacked_tokens,
+        }
+        rewards = [e.reward for e in due if e.reward is not None]
+        if rewards:
+            self._rows["reward_mean"] = sum(rewards) / len(rewards)
+        after = self._trained + Counter(e.execution_id for e in due)
+        last = step == config.steps or not self._source.due(after, 1)
+        publishes = bool(self._config.publish.engines) and step % self._config.publish.every == 0
+        warm = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+        return _Order(
+            work=StepWork(
+                step=step, packs=made.packs, num_executions=made.num_executions, lr=config.lr * warm
+            ),
+            save=last or publishes or step % self._config.output.save_every == 0,
+            state={
+                "step": step,
+                "version": str(PolicyVersion(policy_id=self._policy_id, n=step)),
+                "policy_ids": list(self._lineage.policy_ids),
+            },
+        )  # fmt: skip
+
+    def record(self, order: _Order, figures: dict[str, float]) -> None:
+        """Write ledger, step row and metrics of a step that has been applied."""
+        now = datetime.now(UTC)
+        self._step = order.work.step
+        row = {"step": self._step, "version": order.state["version"], **self._rows, **figures}
+        row["tokens_per_s"] = self._rows["packed_tokens"] / max(figures["seconds"], 1e-9)
+        parent = self._base if self._step == 1 else PolicyVersion(policy_id=self._policy_id, n=self._step - 1)
+        folder = _checkpoints(self._config) / f"step-{self._step:08d}"
+        step = Step(
+            step=self._step, policy_id=self._policy_id, n=self._step, parent_policy_id=parent.policy_id,
+            parent_n=parent.n, num_executions=order.work.num_executions, trained_tokens=self._rows["trained_tokens"],
+            loss=figures["loss"], metrics=json.dumps(row), checkpoint=str(folder) if order.save else None, at=now,
+        )  # fmt: skip
+        rows = [_ledger_row(step, example, t) for example in self._chosen for t in example.trajectories]
+        self._writer.write([*rows, step])
+        self._metrics.write(row)
+        self._trained.update(e.execution_id for e in self._chosen)
+        self._tokens += self._rows["trained_tokens"]
+        self._loss = figures["loss"]
+        self._progress.step(row)
+
+    def saved(self, order: _Order) -> None:
+        """A checkpoint of the step is durable; publish it when that is due."""
+        self._checkpoint = _checkpoints(self._config) / f"step-{order.work.step:08d}"
+        self.publish()
+
+    def publish(self) -> None:
+        """Bring the newest checkpoint to the engines; after a restart they may still serve an older one."""
+        if self._checkpoint is None or not self._config.publish.engines:
+            return
+        version = PolicyVersion(policy_id=self._policy_id, n=self._step)
+        started = time.monotonic()
+        done = self._publisher.publish(self._checkpoint, version)
+        self._publish_errors = [f"{p.engine}: {p.error}" for p in done if p.error]
+        _LOG.info(
+            "published %s to %d of %d engines in %.1f s", version, len(done) - len(self._publish_errors), len(done),
+            time.monotonic() - started,
+        )  # fmt: skip
+
+    def summary(self) -> TrainSummary:
+        """What this session did."""
+        return TrainSummary(
+            output=self._config.output.dir,
+            version=str(PolicyVersion(policy_id=self._policy_id, n=self._step)) if self._step else str(self._base),
+            checkpoint=str(self._checkpoint) if self._checkpoint else None,
+            step=self._step,
+            steps_done=self._step - self._first_step,
+            loss=self._loss,
+            trained_tokens=self._tokens,
+            publish_errors=tuple(self._publish_errors),
+        )
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._progress.__exit__(None, None, None)
+        self._metrics.close()
+        self._writer.close()
+
+
+def _ledger_row(step: Step, example: Example, trained: Any) -> LedgerRow:
+    return LedgerRow(
+        step=step.step, policy_id=step.policy_id, data_run=example.data_run, manifest=example.manifest,
+        execution_id=example.execution_id, group_id=example.group_id, trajectory=trained.trajectory,
+        leaf_node=trained.leaf_node, owned_tokens=trained.owned_tokens, reward=example.reward,
+        advantage=example.advantage, score_ids=example.score_ids, at=step.at,
+    )  # fmt: skip
