@@ -16,6 +16,8 @@ from gyre_data.types import PolicyVersion
 
 __all__ = ["Lineage", "base_version", "lineage_of"]
 
+_SAMPLE_BYTES = 64 << 10
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lineage:
@@ -26,9 +28,8 @@ class Lineage:
 
 
 def base_version(folder: str | Path) -> PolicyVersion:
-    """Return `<digest>:0` of a Hugging Face folder: a digest of its config and of every weight file's header and size.
-
-    Reads kilobytes, whatever the size of the model.
+    """Return `base-<digest>:0` of a Hugging Face folder: a digest of its config and of every weight file's header,
+    size, first and last values, so that fine-tunes of one shape differ. Reads kilobytes, whatever the model's size.
     """
     folder = Path(folder)
     files = sorted(folder.glob("model*.safetensors"))
@@ -42,7 +43,10 @@ def base_version(folder: str | Path) -> PolicyVersion:
         with file.open("rb") as opened:
             length = opened.read(8)
             header = opened.read(int.from_bytes(length, "little"))
-        digest.update(f"{file.name} {file.stat().st_size} ".encode() + header)
+            first = opened.read(_SAMPLE_BYTES)
+            opened.seek(max(0, file.stat().st_size - _SAMPLE_BYTES))
+            last = opened.read()
+        digest.update(f"{file.name} {file.stat().st_size} ".encode() + header + first + last)
     return PolicyVersion(policy_id=f"base-{digest.hexdigest()[:12]}", n=0)
 
 

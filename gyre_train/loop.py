@@ -1,8 +1,8 @@
 """The training loop: choose executions, step, record, checkpoint, publish; from wherever the last session stopped.
 
-Order within a step, so that a stop at any point loses nothing and doubles nothing: gradients and optimiser, then ledger and
-step row in one commit, then the checkpoint, then the publish. What counts as trained is what the ledger says up to the
-newest checkpoint's step. Rank 0 reads data and writes files; the other ranks get their packs from it.
+Order within a step, so that a stop at any point loses nothing and doubles nothing: gradients and optimiser, then ledger
+and step row in one commit, then the checkpoint, then the publish. What counts as trained is what the ledger says up to
+the newest checkpoint's step. Rank 0 reads data and writes files; the other ranks get their packs from it.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class _Order:
 
     work: StepWork
     save: bool
+    publish: bool
+    """Only a saved step is published, so that a published version can always be resumed from."""
     state: dict[str, Any]
 
 
@@ -147,17 +149,15 @@ class _Coordinator:
         self._step = int(read_state(checkpoint)["step"]) if checkpoint else 0
         base = lineage_of(config.model.path)
         self._policy_id, self._base = self._claim_folder(base)
-        lineage = Lineage(
-            version=PolicyVersion(policy_id=self._policy_id, n=self._step), policy_ids=(self._policy_id, *base.policy_ids)
-        )
-        self._lineage = lineage
+        version = PolicyVersion(policy_id=self._policy_id, n=self._step)
+        self._lineage = Lineage(version=version, policy_ids=(self._policy_id, *base.policy_ids))
         self._source = load_source(config)
         self._trained: Counter[str] = Counter()
         for _, execution_id in {
             (r.step, r.execution_id) for r in ledger.ledger(config.output.dir) if r.step <= self._step
         }:
             self._trained[execution_id] += 1
-        anchor = choose_anchor(config, self._source, lineage)
+        anchor = choose_anchor(config, self._source, self._lineage)
         if anchor is not None:
             for warning in inert_settings(anchor, config.train.steps_per_burst):
                 _LOG.warning("%s", warning)
@@ -186,8 +186,8 @@ class _Coordinator:
             info = self._writer.update_info({"policy_id": policy_id, "base": str(base.version)})
         if info["base"] != str(base.version):
             raise ConfigError(
-                f"output.dir: {config.output.dir} holds the training of {info['base']}, model.path holds {base.version}; "
-                "use a new output.dir, or the model it was started from"
+                f"output.dir: {config.output.dir} holds the training of {info['base']}, model.path holds "
+                f"{base.version}; use a new output.dir, or the model it was started from"
             )
         if config.output.policy_id not in (None, info["policy_id"]):
             raise ConfigError(
@@ -219,13 +219,14 @@ class _Coordinator:
             self._rows["reward_mean"] = sum(rewards) / len(rewards)
         after = self._trained + Counter(e.execution_id for e in due)
         last = step == config.steps or not self._source.due(after, 1)
-        publishes = bool(self._config.publish.engines) and step % self._config.publish.every == 0
+        publish = bool(self._config.publish.engines) and (last or step % self._config.publish.every == 0)
         warm = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
         return _Order(
             work=StepWork(
                 step=step, packs=made.packs, num_executions=made.num_executions, lr=config.lr * warm
             ),
-            save=last or publishes or step % self._config.output.save_every == 0,
+            save=last or publish or step % self._config.output.save_every == 0,
+            publish=publish,
             state={
                 "step": step,
                 "version": str(PolicyVersion(policy_id=self._policy_id, n=step)),
@@ -257,7 +258,8 @@ class _Coordinator:
     def saved(self, order: _Order) -> None:
         """A checkpoint of the step is durable; publish it when that is due."""
         self._checkpoint = _checkpoints(self._config) / f"step-{order.work.step:08d}"
-        self.publish()
+        if order.publish:
+            self.publish()
 
     def publish(self) -> None:
         """Bring the newest checkpoint to the engines; after a restart they may still serve an older one."""

@@ -124,7 +124,7 @@ def load_source(config: TrainingConfig) -> Source:
             _check_signal(admission, runs)
         examples += [_recorded(e, rl=rl, vocab=vocab) for e in admission.executions]
         if not examples and not config.data.chat:
-            raise _nothing(counts["executions"] or counts["calls"], runs, config.train.loss)
+            raise _nothing(counts, runs, config.train.loss)
     examples += _chat_examples(config)
     if not examples:
         raise DataError(f"data.chat: 0 conversations in {', '.join(config.data.chat)}; add lines")
@@ -256,11 +256,14 @@ _MENDS = {
 }  # fmt: skip
 
 
-def _nothing(reasons: Mapping[str, int], runs: Sequence[Run], loss: str) -> DataError:
+def _nothing(counts: Mapping[str, Mapping[str, int]], runs: Sequence[Run], loss: str) -> DataError:
+    """The reasons by count; where executions only say that nothing is left, those of their calls say why."""
     import pyarrow.compute as pc
 
     sampled = sum(pc.sum(run.table("calls").column("output_tokens")).as_py() or 0 for run in runs)
-    ranked = Counter(dict(reasons)).most_common()
+    ranked = Counter(dict(counts["executions"])).most_common()
+    if ranked and ranked[0][0] in ("nothing_trainable", "no_eligible_output"):
+        ranked = Counter(dict(counts["calls"])).most_common() or ranked
     why = ", ".join(f"{reason} {count}" for reason, count in ranked) or "the runs hold no execution"
     mend = _MENDS.get(ranked[0][0] if ranked else "", "see `gyre stats` for what the runs hold")
     return DataError(f"0 of {sampled:,} sampled tokens trainable by {loss} ({why}): {mend}")

@@ -1,0 +1,255 @@
+"""Training runs on a tiny model: direction of learning, anchors, resume at any point, forecasts and refusals."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import gyre_data
+from gyre_data import ledger
+from gyre_data.errors import ConfigError, DataError
+from gyre_data.store import RunWriter
+from gyre_data.store import open as open_run
+from gyre_train import loop, step
+from gyre_train.forecast import forecast
+from gyre_train.lineage import lineage_of
+from gyre_train.loop import train
+from gyre_train.megatron import checkpoint
+from gyre_train.metrics import read_metrics
+from tests.support.forest import Forest
+from tests.support.training import VOCAB, chat_file, config, own_logprobs, recorded_run, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    return recorded_run(tmp_path_factory.mktemp("runs") / "r", model)
+
+
+def sampled_logprobs(model: Path, run: Path) -> dict[float, float]:
+    """Mean log-prob of the trained tokens under a model folder, by the sign of their advantage."""
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    found: dict[float, list[float]] = {1.0: [], -1.0: []}
+    for e in gyre_data.admit([open_run(run)]).executions:
+        for t in e.trajectories:
+            for node in t.owned:
+                logp = own_logprobs(policy, e.tree.path_ids(node))[-len(e.tree.ids(node)) :]
+                found[float(np.sign(e.advantage or 0.0))] += [float(x) for x in logp]
+    return {sign: float(np.mean(values)) for sign, values in found.items()}
+
+
+def test_rl_raises_what_won_and_lowers_what_lost(model: Path, run: Path, tmp_path: Path) -> None:
+    done = train(config(model, tmp_path / "out", runs=run))
+    assert (done.step, done.version) == (1, "run:1")
+    assert done.checkpoint is not None
+    before, after = sampled_logprobs(model, run), sampled_logprobs(Path(done.checkpoint), run)
+    assert after[1.0] > before[1.0] + 1e-3
+    assert after[-1.0] < before[-1.0] - 1e-3
+    row = read_metrics(tmp_path / "out/metrics.jsonl")[0]
+    assert row["mismatch_max"] < 1e-4  # the trainer's log-probs are those of transformers
+    assert row["executions"] == 4
+    assert row["packed_tokens"] < row["unpacked_tokens"]
+    assert lineage_of(done.checkpoint).policy_ids == ("run", lineage_of(model).version.policy_id)
+    rows = ledger.ledger(tmp_path / "out")
+    assert sum(r.owned_tokens for r in rows) == row["trained_tokens"]
+    assert {r.reward for r in rows} == {0.0, 1.0}
+
+
+def test_a_burst_of_two_steps_clips_and_caps(model: Path, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "r", model, groups=4, shift=-2.0)
+    overrides = ["--train.anchor=burst", "--train.steps_per_burst=2", "--train.executions_per_step=4"]
+    train(config(model, tmp_path / "out", *overrides, runs=run))
+    first, second = read_metrics(tmp_path / "out/metrics.jsonl")
+    assert first["clip_fraction"] == 0.0  # the anchor's own forward
+    assert second["clip_fraction"] > 0
+    assert first["cap_fraction"] > 0
+    assert second["cap_fraction"] > 0
+
+
+def test_sft_learns_a_chat_by_heart(model: Path, tmp_path: Path) -> None:
+    chat = chat_file(tmp_path / "chat.jsonl", "hello again", "the lazy dog")
+    overrides = ["--data.epochs=60", "--train.lr=5e-3", "--output.save_every=100"]
+    done = train(config(model, tmp_path / "out", *overrides, chat=chat))
+    rows = read_metrics(tmp_path / "out/metrics.jsonl")
+    assert done.step == len(rows) == 60
+    assert rows[-1]["loss"] < 0.05 < 1 < rows[0]["loss"]
+    assert done.checkpoint is not None
+    tokenizer = AutoTokenizer.from_pretrained(done.checkpoint)
+    policy = AutoModelForCausalLM.from_pretrained(done.checkpoint)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "say 1"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    reply = policy.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(reply) == "the lazy dog<|im_end|>"
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
+    """Let the `call`-th call of a function end the process, before it does anything."""
+    real: Callable[..., object] = getattr(owner, name)
+    seen = 0
+
+    def counting(*args: object, **kwargs: object) -> object:
+        nonlocal seen
+        seen += 1
+        if seen == call:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counting)
+
+
+RESUME = ("--train.executions_per_step=1", "--output.save_every=2", "--train.anchor=burst", "--train.steps_per_burst=3",
+          "--train.weight_decay=0.1", "--train.warmup_steps=3")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    assert train(config(model, out, *RESUME, runs=run)).step == 4
+    return out
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (step.Learner, "step", 2),
+        (loop._Coordinator, "record", 2),
+        (checkpoint, "_sync", 2),
+        (loop._Coordinator, "saved", 1),
+        (step.Learner, "step", 4),
+        (checkpoint, "_sync", 9),
+    ],
+    ids=[
+        "in step 2",
+        "before the ledger of 2",
+        "in checkpoint 2",
+        "after checkpoint 2",
+        "in step 4",
+        "in checkpoint 4",
+    ],
+)
+def test_a_killed_run_resumes_exactly(
+    owner: object, name: str, call: int, undisturbed: Path, model: Path, run: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with monkeypatch.context() as patch:
+        die_at(patch, owner, name, call)
+        with pytest.raises(Killed):
+            train(config(model, tmp_path, *RESUME, runs=run))
+    assert train(config(model, tmp_path, *RESUME, runs=run)).step == 4
+    consumed = [[(r.step, r.execution_id) for r in ledger.ledger(out)] for out in (undisturbed, tmp_path)]
+    assert consumed[0] == consumed[1]
+    assert len({e for _, e in consumed[0]}) == 4
+    final = "checkpoints/step-00000004"
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, two = load_file(undisturbed / final / file), load_file(tmp_path / final / file)
+        for key in one:
+            assert torch.equal(one[key], two[key]), key
+    figures = [
+        [{k: v for k, v in row.items() if "second" not in k and "_per_s" not in k} for row in read_metrics(out)]
+        for out in (undisturbed / "metrics.jsonl", tmp_path / "metrics.jsonl")
+    ]
+    assert figures[0] == figures[1]
+    assert train(config(model, tmp_path, *RESUME, runs=run)).steps_done == 0
+
+
+def test_bfloat16_keeps_float32_masters_through_a_resume(model: Path, run: Path, tmp_path: Path) -> None:
+    settings = ("--model.dtype=bfloat16", "--train.executions_per_step=1", "--train.lr=1e-5")
+    train(config(model, tmp_path / "a", *settings, runs=run))
+    train(config(model, tmp_path / "b", *settings, "--train.steps=2", runs=run))
+    train(config(model, tmp_path / "b", *settings, runs=run))
+    one, two = (load_file(tmp_path / x / "checkpoints/step-00000004/optimizer.safetensors") for x in "ab")
+    masters = [key for key in one if key.startswith("master/")]
+    assert masters
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
+    assert any((one[key] != one[key].bfloat16().float()).any() for key in masters)
+
+
+def test_the_forecast_is_what_training_does(model: Path, run: Path, tmp_path: Path) -> None:
+    settings = config(model, tmp_path / "out", "--train.executions_per_step=2", runs=run)
+    seen = forecast(settings)
+    assert not (tmp_path / "out").exists()
+    train(settings)
+    rows = read_metrics(tmp_path / "out/metrics.jsonl")
+    assert (seen.steps, seen.executions) == (2, 4) == (len(rows), sum(r["executions"] for r in rows))
+    assert seen.edges == sum(r["trained_tokens"] for r in rows)
+    assert seen.packed_tokens == sum(r["packed_tokens"] for r in rows)
+    assert seen.flops > 0
+    assert seen.excluded["calls"] == {}
+
+
+def test_trees_and_rows_give_the_same_weights(model: Path, run: Path, tmp_path: Path) -> None:
+    for sharing in ("tree", "rows"):
+        train(config(model, tmp_path / sharing, f"--pack.sharing={sharing}", "--model.dtype=float64", runs=run))
+    state = "checkpoints/step-00000001/optimizer.safetensors"
+    packed, alone = load_file(tmp_path / "tree" / state), load_file(tmp_path / "rows" / state)
+    for key in (k for k in packed if k.startswith("exp_avg/")):
+        assert (packed[key] - alone[key]).abs().max() <= 1e-9 * alone[key].abs().max(), key
+
+
+def test_what_cannot_be_trained_says_why(model: Path, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match=r"wanted every trajectory within 8 tokens.*execution e_\d.*pack.tokens"):
+        train(config(model, out, "--pack.tokens=8", runs=run))
+    other = tiny_model(tmp_path / "other", seed=1)
+    with pytest.raises(ConfigError, match=r"holds the training of base-.*use a new output\.dir"):
+        train(config(other, out, runs=run))
+    with pytest.raises(ConfigError, match="makes versions of run, got another"):
+        train(config(model, out, "--output.policy_id=another", runs=run))
+    with pytest.raises(ConfigError, match="wanted a Hugging Face folder"):
+        train(config(tmp_path / "none", tmp_path / "out2", runs=run))
+    with pytest.raises(ConfigError, match="wanted a run folder"):
+        train(config(model, tmp_path / "out3", runs=tmp_path / "nowhere"))
+    small = dataclasses.replace(config(model, out, runs=run).model, path=str(tiny_model(tmp_path / "small")))
+    cut = json.loads((tmp_path / "small/config.json").read_text()) | {"vocab_size": VOCAB - 100}
+    (tmp_path / "small/config.json").write_text(json.dumps(cut))
+    with pytest.raises(DataError, match="wanted token ids below the model's 200"):
+        forecast(dataclasses.replace(config(model, out, runs=run), model=small))
+
+
+def test_a_step_without_signal_says_why(model: Path, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "r", model)
+    for e in gyre_data.admit([open_run(run)]).executions:
+        gyre_data.score(run, e.execution_id, 0.5, evaluator="check")
+    with pytest.raises(DataError, match=r"Group g0: 2 equal scores, no signal; 0 of 2 groups left for step 1; see"):
+        train(config(model, tmp_path / "out", runs=run))
+
+
+def test_a_hosted_recording_says_what_it_is_good_for(model: Path, tmp_path: Path) -> None:
+    forest = Forest()
+    for i in range(2):
+        e = forest.execution(group="g", score=float(i))
+        e.call(new=[("user", 4)], output=5, logprobs=False, version=None)
+    forest.rows["nodes"] = [dataclasses.replace(n, token_ids=n.token_ids % VOCAB) for n in forest.rows["nodes"]]
+    forest.write(tmp_path / "r")
+    with pytest.raises(DataError, match=r'0 of 10 sampled tokens trainable by rl .*use train.loss = "sft"'):
+        train(config(model, tmp_path / "out", runs=tmp_path / "r"))
+    done = train(config(model, tmp_path / "out", "--train.loss=sft", runs=tmp_path / "r"))
+    assert done.trained_tokens == 10
+
+
+def test_another_template_is_refused(model: Path, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "r", model)
+    other = tiny_model(tmp_path / "other")
+    with RunWriter(run) as writer:
+        writer.update_info({"tokenizer": str(other)})
+    assert forecast(config(model, tmp_path / "out", runs=run)).steps == 1
+    template = other / "chat_template.jinja"
+    template.write_text(template.read_text() + "{# thoughts are kept #}")
+    with pytest.raises(ConfigError, match=r"recorded with template \w{4}, the model has \w{4}; use the template"):
+        forecast(config(model, tmp_path / "out", runs=run))
