@@ -1,7 +1,8 @@
 """Speed of a run on disk: durable commits, opening, scanning tokens, rows, verifying.
 
-Run: python benchmarks/data.py [--quick] [--json]. Figures that have a bound are ratios against a plain baseline measured
-in the same run: raw writes and syncs of the same files, numpy over the same bytes. Exit status 1 when a bound is missed.
+Run: python benchmarks/data.py [--quick] [--json]. Figures that have a bound are ratios against a plain baseline
+measured in the same run: raw writes and syncs of the same files, numpy over the same bytes. Exit status 1 when a
+bound is missed.
 """
 
 from __future__ import annotations
