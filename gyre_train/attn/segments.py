@@ -38,40 +38,23 @@ class Block:
 
 def blocks_of(segments: SegmentTable) -> tuple[Block, ...]:
     """The mask as blocks: one causal per chain first, then the full ones; together they tile the live cells once."""
-    chain_start: list[int] = []  # per segment, first row of its chain
-    causal: dict[int, int] = {}  # chain start -> chain end
+    ends_S = subtree_ends(segments)
+    chain_start: list[int] = []  # per segment, the first row of its chain
+    causal: dict[int, int] = {}  # first row of a chain -> its end
     full: list[Block] = []
-    for start, end, parent, subtree_end in zip(
-        segments.start_S, segments.end_S, segments.parent_S, subtree_ends(segments), strict=True
+    for segment, (start, end, parent) in enumerate(
+        zip(segments.start_S, segments.end_S, segments.parent_S, strict=True)
     ):
-        if parent >= 0 and segments.end_S[parent] == start:
-            first = chain_start[parent]
-        else:
-            first = int(start)
-            if parent >= 0:
-                k_start, k_end = chain_start[parent], int(segments.end_S[parent])
-                full.append(Block(q_start=first, q_end=int(subtree_end), k_start=k_start, k_end=k_end, causal=False))
+        # Depth first, so the next segment is the first child if there is one, and goes on in this chain.
+        first = chain_start[parent] if parent >= 0 and parent == segment - 1 else int(start)
         chain_start.append(first)
         causal[first] = int(end)
+        if segment + 1 < len(ends_S) and segments.parent_S[segment + 1] == segment:
+            others = int(ends_S[segment + 1]), int(ends_S[segment])  # the rows of all other children's subtrees
+            if others[0] < others[1]:
+                full.append(Block(q_start=others[0], q_end=others[1], k_start=first, k_end=int(end), causal=False))
     own = (Block(q_start=s, q_end=e, k_start=s, k_end=e, causal=True) for s, e in causal.items())
-    return (*own, *_merged(full))
-
-
-def _merged(full: list[Block]) -> list[Block]:
-    """Neighbouring siblings that see the same range become one block."""
-    out: list[Block] = []
-    last: dict[tuple[int, int], int] = {}  # key range -> index of its latest block
-    for block in full:
-        keys = (block.k_start, block.k_end)
-        held = last.get(keys)
-        if held is not None and out[held].q_end == block.q_start:
-            out[held] = Block(
-                q_start=out[held].q_start, q_end=block.q_end, k_start=keys[0], k_end=keys[1], causal=False
-            )
-        else:
-            last[keys] = len(out)
-            out.append(block)
-    return out
+    return (*own, *full)
 
 
 class BlockKernel(Protocol):

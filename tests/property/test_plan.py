@@ -109,6 +109,8 @@ def test_the_cut_replays_the_shorter_prefix() -> None:
 def test_small_executions_share_a_pack() -> None:
     trees = [make_tree([-1, 0], [3, 2], [False, True], execution=e) for e in range(5)]
     assert [pack.num_tokens for pack in plan(trees, tokens=15).packs] == [15, 10]
+    mixed = [make_tree([-1, 0], [n - 2, 2], [False, True], execution=n) for n in (3, 4, 6, 7)]
+    assert [pack.num_tokens for pack in plan(mixed, tokens=10).packs] == [10, 10]
 
 
 def test_refusals_name_the_mend() -> None:

@@ -25,7 +25,7 @@ def make_tree(
     rng = np.random.default_rng(seed)
     num = len(parents)
     ids = [rng.integers(0, VOCAB, n).astype(np.int32) for n in lengths]
-    ids[0][:2] = (1, 2)  # two equal first tokens could leave a query without any gradient
+    ids[0][:2] = (1, 2)[: lengths[0]]  # two equal first tokens could leave a query without any gradient
     paths: list[list[int]] = []
     for node in range(num):
         paths.append([*(paths[parents[node]] if parents[node] >= 0 else []), node])
@@ -54,23 +54,28 @@ def make_tree(
 
 
 @st.composite
-def trees(draw: st.DrawFn, execution: int = 0, max_nodes: int = 9) -> TreeInput:
-    """One execution: node 0 is a prompt, node 1 an output below it, the rest is drawn."""
-    num = draw(st.integers(2, max_nodes))
-    parents, lengths, outputs = [-1, 0], [draw(st.integers(2, 4)), draw(st.integers(2, 4))], [False, True]
+def trees(draw: st.DrawFn, execution: int = 0, max_nodes: int = 11) -> TreeInput:
+    """One execution: node 0 is a prompt, node 1 an output below it, every leaf was sampled.
+
+    The shape comes from a seeded generator rather than from draws, which would be small and so nearly always a chain.
+    """
+    num, seed = draw(st.integers(2, max_nodes)), draw(st.integers(0, 2**16))
+    rng = np.random.default_rng(seed)
+    parents, outputs = [-1, 0], [False, True]
     for node in range(2, num):
-        parents.append(draw(st.integers(-1, node - 1)))
-        root = parents[-1] < 0
-        outputs.append(not root and draw(st.booleans()))
-        lengths.append(draw(st.integers(1 if root else 0, 4)))
+        parents.append(-1 if rng.random() < 0.1 else max(node - int(rng.integers(1, 5)), 0))
+        outputs.append(parents[-1] >= 0 and bool(rng.random() < 0.4))
+    for node in range(num):
+        outputs[node] |= parents[node] >= 0 and node not in parents
+    least = [2 if node < 2 else int(parents[node] < 0) for node in range(num)]
     return make_tree(
         parents,
-        lengths,
+        [int(rng.integers(n, 4)) for n in least],
         outputs,
         execution=execution,
         count=draw(st.sampled_from(["once", "per_row"])),
-        keep=draw(st.integers(1, 5)),
-        seed=draw(st.integers(0, 2**16)),
+        keep=draw(st.sampled_from([5, 2, 1, 9])),
+        seed=seed,
     )
 
 

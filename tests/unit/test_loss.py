@@ -99,7 +99,7 @@ def test_l02_an_untrained_sample_counts_for_nothing() -> None:
 def test_l02_nothing_trained_is_a_zero_gradient(objective: str) -> None:
     tree = flat([2], trained=[False])
     made = plan([tree], tokens=100)
-    assert made.num_executions == 0
+    assert made.num_executions == step_scale(made.num_executions) == 0
     edges = edges_of(lay_out([tree], [pieces_of(tree, (0,))]), dtype=torch.float64)
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
     logp_E = weight[:0] * 2
