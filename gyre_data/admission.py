@@ -369,8 +369,6 @@ def _group(
 def _advantage(value: float, group: Group, scale: str) -> float:
     assert group.mean is not None
     assert group.std is not None
-    if group.std == 0.0:
-        return 0.0
     return (value - group.mean) / (group.std + 1e-6 if scale == "std" else 1.0)
 
 

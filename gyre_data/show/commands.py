@@ -108,8 +108,8 @@ def score(
 
 
 def _run_and_execution(run: str | None, execution: str | None) -> tuple[Run, str | None]:
-    """A single argument that is no folder is an execution of the run made last."""
-    if run is not None and execution is None and not Path(run).exists():
+    """A single argument that is neither a folder nor a path is an execution of the run made last."""
+    if run is not None and execution is None and len(Path(run).parts) == 1 and not Path(run).exists():
         return open_run(find_run()), run
     return open_run(find_run(run)), execution
 
