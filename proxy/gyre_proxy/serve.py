@@ -51,7 +51,7 @@ async def running(
     recorder = Recorder(writer, metrics.commit_s.observe)
     http = http_client()
     try:
-        proxy = _build(settings, template, recorder, open_run(settings.run), http, events, metrics)
+        proxy = _build(settings, template, writer, recorder, open_run(settings.run), http, events, metrics)
         await _connect(proxy)
         proxy.router.start()
         try:
@@ -66,6 +66,7 @@ async def running(
 def _build(
     settings: ProxySettings,
     template: Template | None,
+    writer: RunWriter,
     recorder: Recorder,
     run: Run,
     http: httpx.AsyncClient,
@@ -74,6 +75,10 @@ def _build(
 ) -> Proxy:
     def changed(engine: Engine, what: str) -> None:
         events.add("engine." + what, url=engine.url, state=engine.state, version=str(engine.version))
+        if what in ("added", "removed"):
+            writer.update_info(
+                {"endpoints": {**run.info.get("endpoints", {}), "engines": [e.url for e in router.engines]}}
+            )
 
     if template is None:
         # A template that prints the date prints the run's first day for ever: a restart renders the same tokens.

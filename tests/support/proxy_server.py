@@ -16,6 +16,7 @@ import openai
 from gyre_data.arrays import from_table
 from gyre_data.store import open as open_run
 from gyre_data.types import Call, Delivery, Node
+from gyre_data.verify import verify
 from gyre_proxy.app import build_app
 from gyre_proxy.serve import running
 from gyre_proxy.service import Proxy
@@ -86,6 +87,8 @@ def path_ids(nodes: dict[str, Node], leaf: str | None) -> list[int]:
 
 def check_run(run: Path, *engines: ScriptedEngine) -> list[Call]:
     """What must hold of every recording: verify is clean, every prompt that an engine got is the path of its call."""
+    report = verify(run)
+    assert not report.problems, report.problems
     calls, nodes, reader = calls_of(run), nodes_of(run), open_run(run)
     sent = {request["rid"]: request["input_ids"] for engine in engines for request in engine.requests}
     for call in calls:
