@@ -1,0 +1,160 @@
+"""`gyre proxy` in front of `gyre engine`, as processes: real sampling, a kill in mid-recording, an orderly stop."""
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from gyre_data.arrays import from_table
+from gyre_data.store import open as open_run
+from gyre_train.tiny import make_tiny
+from tests.support.engines import embedded_engine
+from tests.support.proxy_process import ProxyProcess
+from tests.support.proxy_server import calls_of, check_run, nodes_of, path_ids
+
+SYSTEM = {"role": "system", "content": "You answer."}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny(tmp_path_factory.mktemp("model"), vocab=600, hidden=32, layers=1, context=4096)
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    with embedded_engine(model, "--weight-version", "tiny:0") as served:
+        yield served.url
+
+
+async def talk(url, execution, turns, wire, stream, acknowledged, patience=0):
+    """A harness: a conversation of `turns` turns, each sent again while the proxy is away. Gives the call ids it saw."""
+    messages = []
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"turn {turn} of {execution}"})
+        call_id, text = await turn_of(url, execution, messages, wire, stream, patience)
+        acknowledged.append((execution, call_id))
+        messages.append({"role": "assistant", "content": text})
+
+
+async def turn_of(url, execution, messages, wire, stream, patience):
+    deadline = asyncio.get_running_loop().time() + patience
+    while True:
+        try:
+            return await (anthropic_turn if wire == "anthropic" else openai_turn)(url, execution, messages, stream)
+        except (anthropic.APIConnectionError, openai.APIConnectionError, httpx.TransportError):
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+async def anthropic_turn(url, execution, messages, stream):
+    request = {"model": "any", "max_tokens": 12, "system": SYSTEM["content"], "messages": messages}
+    async with anthropic.AsyncAnthropic(base_url=f"{url}/x/{execution}", api_key="k", max_retries=0) as client:
+        if not stream:
+            answer = await client.messages.with_raw_response.create(**request)
+            message = await answer.parse() if asyncio.iscoroutine(answer.parse()) else answer.parse()
+            return answer.headers["x-gyre-call"], text_of(message)
+        async with client.messages.stream(**request) as events:
+            return events.response.headers["x-gyre-call"], text_of(await events.get_final_message())
+
+
+def text_of(message):
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+async def openai_turn(url, execution, messages, stream):
+    request = {"model": "any", "max_tokens": 12, "messages": [SYSTEM, *messages]}
+    async with openai.AsyncOpenAI(base_url=f"{url}/x/{execution}/v1", api_key="k", max_retries=0) as client:
+        answer = await client.chat.completions.with_raw_response.create(**request, stream=stream)
+        parsed = answer.parse()
+        if not stream:
+            return answer.headers["x-gyre-call"], parsed.choices[0].message.content or ""
+        pieces = [choice.delta.content or "" async for chunk in parsed for choice in chunk.choices]
+        return answer.headers["x-gyre-call"], "".join(pieces)
+
+
+def check_conversation(run: Path, execution: str, turns: int) -> None:
+    """Every turn that was answered continues the one before it, token for token."""
+    nodes = nodes_of(run)
+    calls = [call for call in calls_of(run) if call.execution_id == execution and call.status == "ok"]
+    by_leaf = {call.output_node: call for call in calls}
+    last = calls[-1]
+    ids = path_ids(nodes, last.prompt_node)
+    seen = 0
+    while last.extension != "root":
+        assert last.extension in ("bridge", "repair", "retry"), (last.extension, last.fork_check)
+        parent = nodes[last.prompt_node]
+        while parent is not None and parent.node_id not in by_leaf:
+            parent = nodes.get(parent.parent_id) if parent.parent_id else None
+        if parent is None:
+            break
+        last = by_leaf[parent.node_id]
+        before = path_ids(nodes, last.output_node)
+        assert ids[: len(before)] == before
+        seen += 1
+    assert seen == turns - 1
+
+
+async def test_conversations_over_both_wires_extend_exactly(tmp_path, model, engine):
+    run = tmp_path / "run"
+    proxy = ProxyProcess(run, engine, model, "--port", "0")
+    try:
+        seen = []
+        kinds = list(itertools.product(("anthropic", "openai"), (True, False)))
+        await asyncio.gather(*(talk(proxy.url, f"{wire}-{stream}", 3, wire, stream, seen) for wire, stream in kinds))
+        assert len(seen) == 12
+    finally:
+        assert proxy.stop() == 0
+    calls = check_run(run)
+    assert sorted(seen) == sorted((call.execution_id, call.call_id) for call in calls)
+    for wire, stream in kinds:
+        check_conversation(run, f"{wire}-{stream}", 3)
+    assert {call.extension for call in calls} == {"root", "bridge"}
+    assert {str(span.policy_id) for node in nodes_of(run).values() for span in node.policy_versions or ()} == {"tiny"}
+    assert [path for path in run.rglob("*.open")] == []  # sealed
+    states = {delivery.state for delivery in from_table("deliveries", open_run(run).table("deliveries"))}
+    assert states == {"delivered"}
+
+
+async def test_a_kill_in_mid_recording_loses_nothing_that_was_acknowledged(tmp_path, model, engine):
+    run = tmp_path / "run"
+    proxy = ProxyProcess(run, engine, model, "--port", "0")
+    url, seen = proxy.url, []
+    kinds = list(itertools.product(("anthropic", "openai"), (True, False)))
+    harnesses = [
+        asyncio.create_task(talk(url, f"{wire}-{stream}", 8, wire, stream, seen, patience=120))
+        for wire, stream in kinds
+    ]
+    for kill_at in (6, 16):
+        while len(seen) < kill_at and not any(task.done() for task in harnesses):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(proxy.kill)
+        recorded = {call.call_id for call in calls_of(run)}
+        assert {call_id for _, call_id in seen} <= recorded
+        proxy = await asyncio.to_thread(ProxyProcess, run, engine, model)
+        assert proxy.url == url  # the port of run.json
+    try:
+        await asyncio.gather(*harnesses)
+    finally:
+        assert await asyncio.to_thread(proxy.stop) == 0
+    calls = {call.call_id: call for call in check_run(run)}
+    assert {call_id for _, call_id in seen} <= calls.keys()
+    for wire, stream in kinds:
+        check_conversation(run, f"{wire}-{stream}", 8)
+    info = json.loads((run / "run.json").read_text())
+    assert info["endpoints"] == {"proxy": url, "engines": [engine]}
+
+
+def test_a_second_proxy_on_the_same_run_is_told_who_has_it(tmp_path, model, engine):
+    run = tmp_path / "run"
+    proxy = ProxyProcess(run, engine, model, "--port", "0")
+    try:
+        with pytest.raises(AssertionError, match="is being written by pid"):
+            ProxyProcess(run, engine, model)
+    finally:
+        assert proxy.stop() == 0
