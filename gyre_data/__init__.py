@@ -19,6 +19,8 @@ _EXPORTS: dict[str, str] = {
     "Tree": "tree",
     "admit": "admission",
     "find_run": "store",
+    "list_executions": "listing",
+    "list_runs": "listing",
     "open": "store",
     "score": "scores",
     "stats": "counts",

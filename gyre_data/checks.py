@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .arrays import list_views
+from .arrays import list_views, offsets_and_values
 from .errors import DataError
 from .reader import unpack_blob
 from .schema import TABLES, Author, NodeKind
@@ -149,18 +149,25 @@ def _check_alignment(tables: Tables, notes: list[str]) -> Iterator[Problem]:
         wanted = f"{length_N[i]} log-probs" if output_N[i] else "no log-probs on a node that was not sampled"
         came = "none" if logprobs_N[i] < 0 else str(logprobs_N[i])
         yield Problem(kind=ProblemKind.ALIGNMENT, where=where, detail=f"wanted {wanted}, got {came}")
-    for i, values in enumerate(list_views(nodes.column("logprobs"))):
-        if values is not None and not (values <= 1e-3).all():
-            detail = f"wanted log-probs of at most 0, got {values[~(values <= 1e-3)][0]}"
-            yield Problem(kind=ProblemKind.ALIGNMENT, where=f"nodes {ids[i]}", detail=detail)
-    for i, values in enumerate(list_views(nodes.column("token_ids"))):
-        if values is not None and len(values) and values.min() < 0:
-            detail = f"wanted token ids from 0, got {values.min()}"
-            yield Problem(kind=ProblemKind.ALIGNMENT, where=f"nodes {ids[i]}", detail=detail)
+    for column, lawful, says in (
+        ("logprobs", lambda values: values <= 1e-3, "log-probs of at most 0"),
+        ("token_ids", lambda values: values >= 0, "token ids from 0"),
+    ):
+        for i, value in _unlawful(nodes.column(column), lawful):
+            yield Problem(kind=ProblemKind.ALIGNMENT, where=f"nodes {ids[i]}", detail=f"wanted {says}, got {value}")
     for i, where in _where("nodes", ids, _bad_spans(nodes.column("policy_versions"), length_N, sampled_N)):
         spans = [(s["start"], s["end"]) for s in nodes.column("policy_versions")[i].as_py() or ()]
         detail = f"wanted version spans that cover 0..{length_N[i]} exactly, got {spans}"
         yield Problem(kind=ProblemKind.ALIGNMENT, where=where, detail=detail)
+
+
+def _unlawful(column: pa.ChunkedArray, lawful: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:
+    """Rows of a list column that hold an unlawful value (NaN never is lawful), each with its first such value."""
+    if all(lawful(offsets_and_values(chunk)[1]).all() for chunk in column.chunks):
+        return
+    for i, values in enumerate(list_views(column)):
+        if values is not None and not lawful(values).all():
+            yield i, values[~lawful(values)][0]
 
 
 def _bad_spans(column: pa.ChunkedArray, length_N: Indices, sampled_N: Bools) -> Bools:

@@ -117,7 +117,7 @@ def list_runs(root: str | Path = "runs") -> list[RunSummary]:
     """Every run folder directly under `root`, oldest first; one that cannot be read is listed with its problem."""
     found = []
     for path in Path(root).iterdir() if Path(root).is_dir() else ():
-        if not manifests.numbers(path):
+        if not manifests.is_recording(path):
             continue
         writing, problem, created_at = is_locked(path / "lock"), None, None
         executions: list[ExecutionSummary] = []

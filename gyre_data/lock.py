@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from .errors import ConfigError
 __all__ = ["FolderLock", "is_locked"]
 
 _NAME = "lock"
+_ATTEMPTS, _PAUSE_S = 5, 0.02  # `is_locked` of another process holds the lock for an instant
 
 
 class FolderLock:
@@ -26,11 +28,18 @@ class FolderLock:
 
     def __init__(self, run: Path) -> None:
         self._fd = os.open(run / _NAME, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._fd)
-            raise ConfigError(f"{run} is being written by {_holder(run)}; use that one or another run folder") from None
+        for attempt in range(_ATTEMPTS):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt + 1 < _ATTEMPTS:
+                    time.sleep(_PAUSE_S)
+                    continue
+                os.close(self._fd)
+                raise ConfigError(
+                    f"{run} is being written by {_holder(run)}; use that one or another run folder"
+                ) from None
         try:
             self._say()
         except BaseException:

@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .errors import CorruptError, SchemaError
-from .schema import MAJOR, MINOR
+from .errors import CorruptError, DataError, SchemaError
+from .schema import MAJOR, MINOR, TABLES
 from .segment import Sealed, fsync_folder
 
-__all__ = ["EMPTY", "FOLDER", "Manifest", "manifest_path", "newest", "numbers", "publish", "read"]
+__all__ = ["EMPTY", "FOLDER", "Manifest", "is_recording", "manifest_path", "newest", "numbers", "publish", "read"]
 
 FOLDER = "manifest"
 
@@ -82,6 +82,15 @@ def newest(run: Path) -> Manifest | None:
     """The manifest of the highest number, or None when there is none yet."""
     found = numbers(run)
     return read(manifest_path(run, found[-1])) if found else None
+
+
+def is_recording(run: Path) -> bool:
+    """True unless `run` is no run folder, or the own folder of a trainer or scheduler, which looks like one."""
+    try:
+        current = newest(run)
+    except DataError:
+        return True  # damaged: whoever opens it says how
+    return current is not None and all(name not in TABLES or TABLES[name].owner == "run" for name in current.tables)
 
 
 def publish(run: Path, change: Callable[[Manifest], Manifest], writer: str) -> Manifest:

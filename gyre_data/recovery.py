@@ -18,6 +18,7 @@ from pathlib import Path
 from . import manifest as manifests
 from .errors import ConfigError
 from .lock import is_locked
+from .schema import TABLES
 from .segment import OpenSegment, Sealed, fsync_folder, read_open, write_sealed
 
 __all__ = ["QUARANTINE", "Recovered", "leftovers", "recover"]
@@ -42,8 +43,8 @@ def leftovers(run: Path, writer: str | None = None) -> list[tuple[str, str]]:
     """(table, stem) of every segment open in the newest manifest or lying open on disk; of `writer` only if given."""
     current = manifests.newest(run) or manifests.EMPTY
     found = {(table, stem) for table, stems in current.open.items() for stem in stems}
-    for folder in run.iterdir():
-        if folder.is_dir() and folder.name not in (manifests.FOLDER, QUARANTINE):
+    for folder in (run / name for name in TABLES):
+        if folder.is_dir():
             found |= {(folder.name, p.stem) for p in folder.iterdir() if p.suffix in (".open", ".commit")}
     return sorted(pair for pair in found if writer is None or pair[1].rpartition("-")[0] == writer)
 

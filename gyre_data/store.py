@@ -25,7 +25,7 @@ def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
             raise ConfigError(f"wanted a run folder, {arg} holds no manifest; `gyre ls` lists the runs under ./{root}")
         return Path(arg)
     found = [(_created_at(path), path) for path in Path(root).glob("*/run.json")]
-    found = [(created_at, path) for created_at, path in found if manifests.numbers(path.parent)]
+    found = [(created_at, path) for created_at, path in found if manifests.is_recording(path.parent)]
     if not found:
         raise ConfigError(f"wanted a run folder, got none and ./{root} holds no run; record one with `gyre demo`")
     return max(found)[1].parent

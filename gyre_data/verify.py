@@ -102,8 +102,9 @@ def _check_open(run: Run, notes: list[str]) -> list[Problem]:
     problems = []
     for (name, stem), part in run.open_segments.items():
         where = f"{name}/{stem}.open"
-        if part.damage is None and is_locked(run.path / name / f"{stem}.commit"):
-            continue
+        log = run.path / name / f"{stem}.commit"
+        if not log.exists() or (part.damage is None and is_locked(log)):
+            continue  # sealed since, or being written
         if part.damage is None and not part.data_tail and not part.log_tail:
             notes.append(f"{where} was left open with {part.num_rows} rows; the next writer of this folder seals it")
             continue

@@ -22,8 +22,9 @@ from gyre_data.reader import READ_ORDER
 from gyre_data.schema import MAJOR, TABLES, arrow_schema
 from gyre_data.segment import Sealed, write_sealed
 from gyre_data.store import RunWriter, find_run
+from gyre_data.types import Step
 from gyre_data.writer import COMMIT_ORDER
-from tests.support.rows import one_call, one_execution, output_node, prompt_node, same_row
+from tests.support.rows import START, one_call, one_execution, output_node, prompt_node, same_row
 
 
 def test_rows_come_back_open_and_sealed(tmp_path):
@@ -267,10 +268,26 @@ def test_find_run(tmp_path, monkeypatch):
     for name, made in (("b", "2026-01-01"), ("a", "2026-01-03"), ("c", "2026-01-02")):
         with RunWriter(Path("runs") / name) as writer:
             writer.update_info({"created_at": made})
+    with RunWriter(Path("runs") / "trained") as writer:  # a trainer's own folder looks like a run, and is none
+        writer.update_info({"created_at": "2026-02-01"})
+        writer.write([step_row()])
     assert find_run() == Path("runs/a")
     assert find_run("runs/c") == Path("runs/c")
     with pytest.raises(ConfigError, match="holds no manifest"):
         find_run("runs")
+
+
+def step_row() -> Step:
+    return Step(
+        step=1,
+        policy_id="run",
+        n=1,
+        parent_policy_id="base",
+        parent_n=0,
+        num_executions=2,
+        trained_tokens=10,
+        at=START,
+    )
 
 
 # --- D01: more than 2^31 list elements -----------------------------------------------------------------------------
