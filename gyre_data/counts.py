@@ -23,7 +23,8 @@ import numpy as np
 from .admission import keep
 from .eligible import candidates, eligibility
 from .execution import ExecutionInfo, executions
-from .schema import AgentRole, Author, BranchReason, CallStatus, DeliveryState, NodeKind, ScoreStatus
+from .links import SUMMARIES
+from .schema import Author, BranchReason, CallStatus, DeliveryState, NodeKind, ScoreStatus
 from .scores import scores_by_execution
 from .tree import Forest, Tables, Tree
 from .types import Score
@@ -144,10 +145,9 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
 
 
 def _forks(tree: Tree) -> Counter[str]:
-    summaries = (AgentRole.MAIN_SUMMARY, AgentRole.SUB_AGENT_SUMMARY)
     return Counter(
         "summary"
-        if call.branch_reason == BranchReason.COMPACTION and call.agent_role in summaries
+        if call.branch_reason == BranchReason.COMPACTION and call.agent_role in SUMMARIES
         else str(call.branch_reason)
         for call in tree.calls
         if call.branch_reason is not None and call.fork_check is None

@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gyre_data.admission import AdmittedTrajectory, Exclusion, keep
 from gyre_data.eligible import Eligibility, Reason, candidates, eligibility
 from gyre_data.execution import Execution
-from gyre_data.schema import AgentRole, BranchReason, Extension
+from gyre_data.links import SUMMARIES, agent_of, compactions, sub_agents
+from gyre_data.schema import BranchReason, Extension
 from gyre_data.tree import Tree
 from gyre_data.types import Call
 
 __all__ = ["Lane", "Outline", "Segment", "outline"]
 
-_SUMMARIES = (AgentRole.MAIN_SUMMARY, AgentRole.SUB_AGENT_SUMMARY)
 _INSERTED = re.compile(r"<([a-z][\w-]*)>.*?</\1>", re.DOTALL)
 
 
@@ -127,35 +127,29 @@ class _Builder:
         self.execution, self.tree = execution, execution.tree
         lost = (Reason.CALL_FAILED, Reason.CALL_ABORTED, Reason.UNDELIVERED)
         self.lost = {call_id for call_id, (reason, _) in judged.reasons.items() if reason in lost}
-        calls = self.tree.calls
-        self.number = {call.call_id: n for n, call in enumerate(calls, 1)}
+        self.number = {call.call_id: n for n, call in enumerate(self.tree.calls, 1)}
+        self.compactions = {found.call_id: found for found in compactions(self.tree)}
         self.by_prompt: dict[str, list[int]] = {}
         self.segment_of: dict[int, Segment] = {}
         self.lanes: dict[tuple[str, str | None], Lane] = {}
         self.parent = self._parents()
 
     def build(self) -> tuple[Lane, ...]:
+        spawned: dict[str | None, int] = {
+            agent.agent_id: self.number[agent.spawned_by_call]
+            for agent in sub_agents(self.tree)
+            if agent.spawned_by_call is not None
+        }
         for n, call in enumerate(self.tree.calls, 1):
-            key = self._lane_key(call)
+            key = agent_of(self.tree, call)
             if key not in self.lanes:
-                spawned_at = self._output_call(call.spawned_by_node)
                 self.lanes[key] = Lane(
-                    kind=key[0], agent_id=call.agent_id, spawned_at=spawned_at, title=self._title(call)
+                    kind=key[0], agent_id=call.agent_id, spawned_at=spawned.get(key[1]), title=self._title(call)
                 )
             self._place(n, call, self.lanes[key])
             if call.prompt_node is not None:
                 self.by_prompt.setdefault(call.prompt_node, []).append(n)
         return self._nested()
-
-    def _lane_key(self, call: Call) -> tuple[str, str | None]:
-        if call.agent_role in (AgentRole.MAIN, AgentRole.MAIN_SUMMARY):
-            return "main", None
-        if call.agent_role in (AgentRole.SUB_AGENT, AgentRole.SUB_AGENT_SUMMARY):
-            leaf = self.tree.leaf(call)
-            return "sub_agent", call.agent_id or (
-                None if leaf is None else self.tree.node_id[int(self.tree.path(leaf)[0])]
-            )
-        return ("side" if call.agent_role == AgentRole.SIDE else "unknown"), None
 
     def _parents(self) -> list[int | None]:
         """Per call the number of the call whose output its prompt goes on from; None for a new conversation."""
@@ -168,11 +162,6 @@ class _Builder:
             at = -1 if call.prompt_node is None else nearest[tree.index[call.prompt_node]]
             found.append(None if at < 0 else self.number[tree.outputs[at][0].call_id])
         return found
-
-    def _output_call(self, node_id: str | None) -> int | None:
-        at = self.tree.index.get(node_id or "")
-        owners = () if at is None else self.tree.outputs.get(at, ())
-        return self.number[owners[0].call_id] if owners else None
 
     def _place(self, n: int, call: Call, lane: Lane) -> None:
         above = self.parent[n - 1]
@@ -219,10 +208,13 @@ class _Builder:
 
     def _opening(self, n: int, call: Call, lane: Lane) -> dict[str, Any] | None:
         if call.fork_check is None:
-            if call.agent_role in _SUMMARIES and call.branch_reason == BranchReason.COMPACTION:
-                return {"kind": "summary", "at": self.number.get(call.continues_from or "")}
-            if call.branch_reason == BranchReason.COMPACTION:
-                return self._compaction(n, call, lane)
+            at = self.number.get(call.continues_from or "")
+            if call.agent_role in SUMMARIES and call.branch_reason == BranchReason.COMPACTION:
+                return {"kind": "summary", "at": at}
+            if call.call_id in self.compactions:
+                told = asdict(self.compactions[call.call_id])
+                figures = ("tokens_before", "tokens_after", "summary_tokens", "copied_tokens")
+                return {"kind": "compaction", "at": at, **{name: told[name] for name in figures}}
             if not lane.segments:
                 return None
         unrelated = self.parent[n - 1] is None and (lane.kind == "unknown" or call.branch_reason is None)
@@ -235,27 +227,6 @@ class _Builder:
             "first_difference_message": call.first_difference_message,
             "first_difference_token": call.first_difference_token,
             "tokens_lost": call.tokens_lost,
-        }
-
-    def _compaction(self, n: int, call: Call, lane: Lane) -> dict[str, Any]:
-        source = self.number.get(call.continues_from or "")
-        summaries = [m for m in lane.calls if m < n and self.tree.calls[m - 1].agent_role in _SUMMARIES]
-        if source is not None and self.tree.calls[source - 1].agent_role in _SUMMARIES:
-            summaries.append(source)
-        summary = self.tree.calls[summaries[-1] - 1] if summaries else None
-        before = summary.prompt_tokens if summary else None
-        if before is None and source is not None:
-            last = self.tree.calls[source - 1]
-            before = None if last.prompt_tokens is None else last.prompt_tokens + (last.output_tokens or 0)
-        path = self.tree.path(self.tree.index[call.prompt_node]) if call.prompt_node else ()
-        copied = [i for i in path if self.tree.copy_of_N[i] is not None]
-        return {
-            "kind": "compaction",
-            "at": source,
-            "tokens_before": before,
-            "tokens_after": call.prompt_tokens,
-            "summary_tokens": summary.output_tokens if summary else None,
-            "copied_tokens": int(self.tree.num_tokens_N[copied].sum()) if copied else 0,
         }
 
     def _nested(self) -> tuple[Lane, ...]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from rich.text import Text
 
 from gyre_data.execution import Execution, executions
+from gyre_data.links import compactions, sub_agents
 from gyre_data.show import numbers
 from gyre_data.show.outline import Outline, outline
 from gyre_data.show.tree_text import tree_lines
@@ -98,6 +99,28 @@ def test_a_compaction_without_a_recorded_summary_measures_the_last_call() -> Non
     opening = outline(Execution.load(run, "0123")).lanes[0].segments[1].opening
     assert opening is not None
     assert (opening["tokens_before"], opening["tokens_after"], opening["summary_tokens"]) == (56, 9, None)
+
+
+def test_links_name_calls() -> None:
+    run, e = made()
+    a = e.call()
+    sub = {"role": "sub_agent", "agent_id": "a91", "spawned_by_node": a.output, "spawned_by_tool_call": "t1"}
+    b = e.call(**sub)
+    c = e.call(after=b, role="sub_agent_summary", agent_id="a91")
+    d = e.call(
+        new=[("user", 7), ("assistant", 4, {"copy_of": b.output})],
+        role="sub_agent", agent_id="a91", branch_reason="compaction", extension="fork", continues_from=c.id,
+    )  # fmt: skip
+    nameless = e.call(role="sub_agent")
+    tree = Execution.load(run, "0123").tree
+    first, second = sub_agents(tree)
+    assert (first.agent_id, first.calls, first.spawned_by_call) == ("a91", (b.id, c.id, d.id), a.id)
+    assert (first.spawned_by_node, first.spawned_by_tool_call) == (a.output, "t1")
+    assert (second.calls, second.spawned_by_call) == ((nameless.id,), None)
+    assert second.agent_id == tree.node_id[int(tree.path(tree.index[nameless.prompt])[0])]
+    (found,) = compactions(tree)
+    assert (found.call_id, found.summary_call, found.continues_from) == (d.id, c.id, c.id)
+    assert (found.tokens_before, found.tokens_after, found.summary_tokens, found.copied_tokens) == (14, 13, 4, 4)
 
 
 def test_unrelated_calls_stay_folded_but_a_false_fork_shows() -> None:
