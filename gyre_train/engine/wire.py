@@ -126,6 +126,8 @@ def reply(sequence: Sequence, *, return_logprob: bool, weight_version: str) -> d
         "completion_tokens": num,
         "cached_tokens": sequence.cached_tokens,
         "weight_version": weight_version,
+        # SGLang gives the spans at the end only; a reader of a stream that breaks off is better off with them always.
+        "weight_versions": sequence.spans(num, weight_version),
         "num_retractions": sequence.num_retractions,
     }
     if return_logprob:
@@ -135,6 +137,5 @@ def reply(sequence: Sequence, *, return_logprob: bool, weight_version: str) -> d
         ]
         meta["output_token_logprobs_length"] = num
     if reason is not None:
-        meta["weight_versions"] = sequence.spans(num, weight_version)
         meta["e2e_latency"] = (sequence.finished_at or time.monotonic()) - sequence.arrived_at
     return {"output_ids": ids, "meta_info": meta}

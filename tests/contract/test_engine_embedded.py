@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.engine_contract import PROMPT, VOCAB, EngineContract, Models, make_models
-from tests.support.engines import Engine, embedded_engine, request
+from tests.contract.engine_contract import CONTEXT, PROMPT, VOCAB, EngineContract, Models, logprobs_of, make_models
+from tests.support.engines import Background, Engine, embedded_engine, request
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,14 @@ class TestEmbedded(EngineContract):
         assert response.status_code == 400
         assert str(wrong) in response.json()["error"]["message"]
         assert len(engine.generate(PROMPT)["output_ids"]) == 16
+
+    def test_stopping_ends_open_requests_with_what_they_have(self, models: Models) -> None:
+        with embedded_engine(models.first) as own:
+            running = Background(own, PROMPT, max_new_tokens=CONTEXT - 100)
+            running.wait_for(3)
+        reply = running.result()
+        assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+        assert len(logprobs_of(reply)) >= 3
 
     def test_a_seeded_request_is_repeatable(self, engine: Engine) -> None:
         one, two = (engine.generate(PROMPT, temperature=1.0, sampling_seed=11) for _ in range(2))

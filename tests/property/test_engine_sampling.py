@@ -9,7 +9,10 @@ from gyre_train.engine.sampling import SamplingParams, draw, sample_rows
 
 NUM_DRAWS = 400
 
-logits_lists = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12)
+# No two alike: which of two equal tokens a cut keeps is nobody's promise.
+logits_lists = st.lists(st.integers(-80, 80), min_size=2, max_size=12, unique=True).map(
+    lambda tenths: [tenth / 10 for tenth in tenths]
+)
 samplers = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.3, 0.7, 1.0, 1.8]),
@@ -45,12 +48,11 @@ def test_tokens_come_in_their_renormalised_shares_and_carry_the_full_log_prob(
     counts = np.bincount([token for token, _ in picked], minlength=len(logits))
     for token, logprob in picked:
         assert abs(logprob - logp[token]) < 1e-4
-    # An evenly spaced draw hits a range of the cumulative sum as often as it is long, give or take its two ends. Near
-    # ties in float32 or at the edge of top_p may keep one token more or less than float64 says: those are left out.
+    # An evenly spaced draw hits a range of the cumulative sum as often as it is long, give or take its two ends. At the
+    # very edge of top_p float32 may keep one token more or less than float64 says: that is left out.
     edges = np.cumsum(np.sort(np.exp(logp))[::-1])
     near_edge = bool((np.abs(edges - params.top_p) < 1e-5).any()) and params.top_p < 1
-    near_tie = len(np.unique(np.round(logp, 5))) < len(logp)
-    if not near_edge and not near_tie:
+    if not near_edge:
         assert (np.abs(counts - share * NUM_DRAWS) <= 1.01).all()
 
 

@@ -118,15 +118,20 @@ def embedded_engine(model_dir: Path, *flags: str) -> Iterator[Engine]:
         yield engine
 
 
-@contextlib.contextmanager
-def sglang_engine(model_dir: Path, *flags: str) -> Iterator[Engine]:
-    """Real SGLang on a port of its own; its environment is made by `make sglang`."""
+def sglang_venv() -> Path:
+    """The environment that `make sglang` makes; another checkout's serves as well."""
     venv = Path(os.environ.get("GYRE_TEST_SGLANG_VENV", SGLANG_VENV))
     if not (venv / ".ready").exists():
         pytest.fail(f"{venv} is not there: run `make sglang` first (or set GYRE_TEST_SGLANG_VENV)")
+    return venv
+
+
+@contextlib.contextmanager
+def sglang_engine(model_dir: Path, *flags: str) -> Iterator[Engine]:
+    """Real SGLang on a port of its own."""
     port = free_port()
     script = ROOT / "tools" / "sglang" / "serve.py"
-    command = [sys.executable, str(script), str(venv), str(model_dir), str(port), *flags]
+    command = [sys.executable, str(script), str(sglang_venv()), str(model_dir), str(port), *flags]
     with _served(command, port, {"PYTHONPATH": ""}, seconds=240) as engine:
         yield engine
 
