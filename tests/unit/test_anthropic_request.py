@@ -139,6 +139,9 @@ def test_pieces_of_one_turn_join_and_turns_of_their_own_do_not() -> None:
     assert [call.id for call in split.messages[1].tool_calls] == [node + "0", node + "1"]
     text_first = parse(USER, assistant(text("t")), assistant(use(node + "0")), USER).messages
     assert (text_first[1].content, text_first[1].node_hint) == ("t", NODE)
+    odd = [{"type": "odd_block", "n": n} for n in range(2)]
+    with_raw = parse(USER, assistant(text("t"), odd[0]), assistant(use(node + "0"), odd[1]), USER).messages
+    assert with_raw[1].raw == {"blocks": odd}
     cut = parse(USER, assistant(text("one")), assistant(text("two")), USER)
     assert [m.content for m in cut.messages] == ["q", "one", "two", "q"]
 

@@ -23,7 +23,7 @@ def test_reasoning_text_and_calls_keep_their_order() -> None:
 
 
 def test_reasoning_opened_by_the_template_is_open() -> None:
-    prefix = "<|im_start|>user\nsay </think><|im_end|>\n<|im_start|>assistant\n<think>\n"
+    prefix = "<|im_start|>user\nsay <tool_call><|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert events("hm\n</think>\n\nHello", prefix) == [Reasoning(text="hm"), Text(text="Hello")]
 
 

@@ -108,11 +108,19 @@ def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
                 reasoning=(last.reasoning or "") + (message.reasoning or "") or None,
                 tool_calls=last.tool_calls + message.tool_calls,
                 node_hint=last.node_hint or message.node_hint,
-                raw={"parts": [last.raw, message.raw]} if last.raw or message.raw else None,
+                raw=_joined_raw(last.raw, message.raw),
             )
         else:
             joined.append(message)
     return tuple(joined)
+
+
+def _joined_raw(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if not first or not second:
+        return dict(first or second or {}) or None
+    blocks = [*first.get("blocks", ()), *second.get("blocks", ())]
+    fields = {**first.get("fields", {}), **second.get("fields", {})}
+    return {**({"blocks": blocks} if blocks else {}), **({"fields": fields} if fields else {})}
 
 
 def _one_turn(first: Message, second: Message) -> bool:
