@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from .execution import ExecutionInfo, executions
 from .schema import AgentRole, EndReason
 from .scores import Reward, evaluator_weights, reward, scores_by_execution
 from .tree import Forest, Tables, Tree
-from .types import Score
+from .types import Ints, Score
 
 __all__ = [
     "Admission",
@@ -255,38 +256,45 @@ def keep(
     tokens_N = np.where(judged.trainable_N, tree.num_tokens_N, 0)
     free_N = tokens_N.copy()
     kept: list[AdmittedTrajectory] = []
-    while left:
-        best = min(
-            left,
-            key=lambda c: (rank[c.role], -int(free_N[c.path].sum()), c.call.started_at, tree.node_id[c.leaf]),
-        )
+
+    def place(c: Candidate) -> tuple[int, int, datetime, str]:
+        return rank[c.role], -int(free_N[c.path].sum()), c.call.started_at, tree.node_id[c.leaf]
+
+    def owned_by(c: Candidate) -> Ints:
+        return c.path[(free_N if count == "once" else tokens_N)[c.path] > 0]
+
+    while left and (j_max is None or len(kept) < j_max):
+        best = min(left, key=place)
         left.remove(best)
-        from_N = free_N if count == "once" else tokens_N
-        owned = best.path[from_N[best.path] > 0]
+        owned = owned_by(best)
         if not len(owned):
-            out.append(
-                _exclude(tree, best, Reason.NOTHING_NEW, "all its trainable tokens have an owner, or it has none")
+            out.append(_exclude(tree, best, Reason.NOTHING_NEW, _NOTHING_NEW))
+            continue
+        kept.append(
+            AdmittedTrajectory(
+                index=len(kept),
+                role=best.role,
+                leaf=best.leaf,
+                path=tuple(best.path.tolist()),
+                owned=tuple(owned.tolist()),
+                num_owned=int(tokens_N[owned].sum()),
             )
-        elif j_max is not None and len(kept) >= j_max:
-            more = int(free_N[best.path].sum())
-            out.append(_exclude(tree, best, Reason.BEYOND_J_MAX, f"J_max {j_max} reached; {more} tokens without owner"))
+        )
+        free_N[best.path] = 0
+    for late in sorted(left, key=place):
+        if len(owned_by(late)):
+            detail = f"J_max {j_max} reached; {int(free_N[late.path].sum())} tokens without owner"
+            out.append(_exclude(tree, late, Reason.BEYOND_J_MAX, detail))
         else:
-            kept.append(
-                AdmittedTrajectory(
-                    index=len(kept),
-                    role=best.role,
-                    leaf=best.leaf,
-                    path=tuple(best.path.tolist()),
-                    owned=tuple(owned.tolist()),
-                    num_owned=int(tokens_N[owned].sum()),
-                )
-            )
-            free_N[best.path] = 0
+            out.append(_exclude(tree, late, Reason.NOTHING_NEW, _NOTHING_NEW))
     calls = [
         Exclusion(execution_id=tree.execution_id, call_id=call_id, reason=reason, detail=detail)
         for call_id, (reason, detail) in sorted(judged.reasons.items())
     ]
     return tuple(kept), calls + out
+
+
+_NOTHING_NEW = "all its trainable tokens have an owner, or it has none"
 
 
 def _exclude(tree: Tree, candidate: Candidate, reason: Reason, detail: str) -> Exclusion:

@@ -97,3 +97,14 @@ def test_an_execution_with_calls_but_no_event_row_is_known() -> None:
     run, e = one()
     run.rows["executions"] = []
     assert executions(run)[e.execution_id].running
+
+
+def test_calls_that_were_never_rendered_make_an_empty_tree() -> None:
+    run = Forest()
+    e = run.execution("e_0123456789ab")
+    call = e.call(status="failed", output=None, delivery=None)
+    run.rows["nodes"].clear()
+    run.rows["calls"][0] = replace(call.call, prompt_node=None, prompt_tokens=None)
+    tree = Tree.load(run, e.execution_id)
+    assert (len(tree), tree.num_tokens, tree.roots, list(tree.branches())) == (0, 0, [], [])
+    assert tree.leaf(tree.calls[0]) is None
