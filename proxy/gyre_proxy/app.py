@@ -6,6 +6,7 @@ Model calls bypass Starlette's middleware: streams must not be buffered, and a b
 from __future__ import annotations
 
 import time
+from urllib.parse import urlsplit
 
 import orjson
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from .address import Address, AddressError, parse_address
 from .api import Api
 from .exchange import BrokenReplyError, serve_call
 from .service import CallError, Proxy
+from .settings import is_loopback
 
 __all__ = ["build_app"]
 
@@ -25,7 +27,10 @@ def build_app(proxy: Proxy) -> ASGIApp:
     api = Starlette(routes=Api(proxy).routes())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(("/api/", "/metrics")):
+        if scope["type"] == "http" and proxy.settings.key is None and (foreign := _foreign(scope)):
+            text = f"wanted a request from this machine, got one for or from {foreign}; start the proxy with --key KEY"
+            await Response(orjson.dumps({"error": {"message": text}}), 403)(scope, receive, send)
+        elif scope["type"] == "http" and not scope["path"].startswith(("/api/", "/metrics")):
             try:
                 await _serve(proxy, scope, receive, send)
             except BrokenReplyError:
@@ -60,6 +65,17 @@ async def _serve(proxy: Proxy, scope: Scope, receive: Receive, send: Send) -> No
     if wire is None:
         wire = "anthropic" if "/messages" in path or path in ("", "/") else "openai_chat"
     await serve_call(proxy, address, scope, receive, send, wire)
+
+
+def _foreign(scope: Scope) -> str | None:
+    """The name that shows a web page of elsewhere behind a request: without a key, a browser must not get in."""
+    headers = dict(scope["headers"])
+    for name in (b"host", b"origin"):
+        value = headers.get(name, b"").decode("latin-1")
+        host = urlsplit(value if "://" in value else f"//{value}").hostname
+        if host and not is_loopback(host) and not host.endswith((".localhost", ".internal")):
+            return host
+    return None
 
 
 def _models(proxy: Proxy, address: Address, scope: Scope) -> Response:

@@ -39,6 +39,9 @@ class EngineInfo:
     tokenizer_path: str | None = None
     vocab_size: int | None = None
     context_length: int | None = None
+    """Most tokens of prompt and output together."""
+    max_prompt: int | None = None
+    """A prompt must be shorter than this: the window, or the cache if that is smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -175,6 +178,7 @@ class EngineClient:
                 server.get("context_length"),
                 *(card.get("max_model_len") for card in cards or []),
             ),
+            max_prompt=_first_int(server.get("max_req_input_len")),
         )
 
     async def weight_version(self) -> str:
@@ -273,10 +277,13 @@ class EngineClient:
 
 
 async def _event_lines(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    buffer = b""
+    held: list[bytes] = []  # an unfinished line: cumulative chunks span many pieces
     async for piece in response.aiter_raw():
-        buffer += piece
-        *lines, buffer = buffer.split(b"\n")
+        held.append(piece)
+        if b"\n" not in piece:
+            continue
+        *lines, rest = b"".join(held).split(b"\n")
+        held = [rest]
         for line in lines:
             if not line.startswith(b"data:"):
                 continue

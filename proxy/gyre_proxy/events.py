@@ -35,8 +35,7 @@ class EventLog:
         oldest = self._events[0]["seq"] if self._events else self._next
         skip = max(0, start - oldest)
         events = list(islice(self._events, skip, skip + limit))
-        following = events[-1]["seq"] + 1 if events else max(start, self._next) if start <= self._next else self._next
-        return {"events": events, "next": following, "oldest": oldest}
+        return {"events": events, "next": events[-1]["seq"] + 1 if events else self._next, "oldest": oldest}
 
     async def wait(self, start: int, limit: int, seconds: float) -> dict[str, Any]:
         """Like `read`, but waits up to `seconds` for the first event."""

@@ -106,14 +106,15 @@ class Recorder:
                     job = self._jobs.get_nowait()
                 except queue.Empty:
                     break
-            if batch:
-                self._commit(batch)
+            self._commit(batch)
 
     def _commit(self, batch: list[_Job]) -> None:
         late = [job for job in batch if job.scope.broken]
         for job in late:
             job.done.set_exception(CaptureError("an earlier call of this execution could not be recorded; try again"))
         batch = [job for job in batch if not job.scope.broken]
+        if not batch:
+            return
         try:
             for data in (data for job in batch for data in job.blobs):
                 self._writer.put_blob(data)

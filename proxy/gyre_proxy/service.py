@@ -183,11 +183,15 @@ class Proxy:
 
     @property
     def context_window(self) -> int | None:
-        """Most tokens of prompt and output together."""
-        if self.settings.context_window is not None:
-            return self.settings.context_window
-        known = [engine.info.context_length for engine in self.router.engines if engine.info.context_length]
-        return min(known, default=None)
+        """Most tokens of prompt and output together: what was set, and what every engine can take."""
+        known = [engine.info.context_length for engine in self.router.engines]
+        return min((limit for limit in (self.settings.context_window, *known) if limit), default=None)
+
+    @property
+    def max_prompt(self) -> int | None:
+        """A prompt must be shorter than this."""
+        known = [engine.info.max_prompt for engine in self.router.engines]
+        return min((limit for limit in (self.context_window, *known) if limit), default=None)
 
     @property
     def vocab_size(self) -> int:
@@ -206,9 +210,9 @@ class Proxy:
         path: str,
         started_at: datetime,
     ) -> Generation:
-        num_prompt, window = len(plan.prompt_ids), self.context_window
-        if window is not None and num_prompt >= window:
-            raise CallError("prompt_too_long", dialect.too_long(num_prompt, window))
+        num_prompt, window, max_prompt = len(plan.prompt_ids), self.context_window, self.max_prompt
+        if max_prompt is not None and num_prompt >= max_prompt:
+            raise CallError("prompt_too_long", dialect.too_long(num_prompt, max_prompt - 1))
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(31)
         room = window - num_prompt if window is not None else 1 << 20
         used = self.settings.sampling.to_engine(request.sampling, room, seed, self.template.stop_ids)

@@ -32,7 +32,7 @@ def engine(model):
 
 
 async def talk(url, execution, turns, wire, stream, acknowledged, patience=0):
-    """A harness: a conversation of `turns` turns, each sent again while the proxy is away. Gives the call ids it saw."""
+    """A harness: a conversation of `turns` turns, each sent again while the proxy is away. Notes the calls it saw."""
     messages = []
     for turn in range(turns):
         messages.append({"role": "user", "content": f"turn {turn} of {execution}"})
@@ -116,7 +116,7 @@ async def test_conversations_over_both_wires_extend_exactly(tmp_path, model, eng
         check_conversation(run, f"{wire}-{stream}", 3)
     assert {call.extension for call in calls} == {"root", "bridge"}
     assert {str(span.policy_id) for node in nodes_of(run).values() for span in node.policy_versions or ()} == {"tiny"}
-    assert [path for path in run.rglob("*.open")] == []  # sealed
+    assert list(run.rglob("*.open")) == []  # sealed
     states = {delivery.state for delivery in from_table("deliveries", open_run(run).table("deliveries"))}
     assert states == {"delivered"}
 

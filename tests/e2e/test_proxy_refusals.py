@@ -40,7 +40,7 @@ async def test_a_prompt_beyond_the_window_gets_the_wires_own_words(tmp_path):
     engine.context_length = 40
     long = {**REQUEST, "messages": [{"role": "user", "content": "hello " * 40}]}
     async with engine.serving(), serve_proxy(run, engine) as served:
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 2.. tokens > 40 maximum"):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 2.. tokens > 39 maximum"):
             async with served.anthropic() as client, client.messages.stream(**long):
                 pass
         with pytest.raises(openai.BadRequestError) as caught:
@@ -133,6 +133,17 @@ async def test_another_template_does_not_go_on_with_a_run(tmp_path):
         with pytest.raises(ConfigError, match="recorded with tokenizer and template toy-chatml"):
             async with serve_proxy(tmp_path / "run", engine, template=ToyTemplate("glm")):
                 pass
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}, {"origin": "null"}])
+async def test_a_web_page_does_not_get_in_without_a_key(tmp_path, headers):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http(headers=headers) as http:
+        for path in ("/x/e1/v1/messages", "/api/executions"):
+            assert (await http.post(path, json=REQUEST)).status_code == 403
+    async with engine.serving(), serve_proxy(run, engine, key="k") as served, served.http(headers=headers) as http:
+        assert (await http.post("/x/e1/v1/messages", json=REQUEST, headers={"x-api-key": "k"})).status_code == 200
+    assert len(check_run(run, engine)) == 1
 
 
 async def test_an_ended_execution_takes_no_more_calls(tmp_path):
