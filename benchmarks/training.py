@@ -1,7 +1,7 @@
 """Training speed on this machine: tree attention against a dense mask, packed trees against rows, the planner.
 
 Run: python benchmarks/training.py [--quick] [--json]. Every figure is a ratio of two things measured in one run,
-beside the seconds it came from. Exit status 1 when a bound is missed.
+beside the CPU seconds it came from. Exit status 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def execution(*, trunk: int, turns: int, turn: int, branches: int, seed: int) ->
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """The fastest of some runs: the least disturbed one on a shared machine."""
+    """CPU seconds of the fastest of some runs: wall time says little on a shared machine."""
     work()
     best = float("inf")
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.process_time()
         work()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     return best
 
 

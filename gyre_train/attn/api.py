@@ -71,4 +71,5 @@ def _check_shapes(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> tuple[int, int
     if len({(x.dtype, x.device) for x in (q_THD, k_TKD, v_TKD)}) > 1:
         came = [f"{x.dtype} on {x.device}" for x in (q_THD, k_TKD, v_TKD)]
         raise AlignmentError(f"attention: wanted one dtype and device, got {came}; cast before the call")
-    return shapes[0]
+    num_rows, num_heads, head_dim = shapes[0]
+    return num_rows, num_heads, head_dim

@@ -117,7 +117,9 @@ class VarlenFlash:
     def __init__(self, functions: Any = None) -> None:
         if functions is None:
             try:
-                from flash_attn import flash_attn_interface as functions
+                from flash_attn import flash_attn_interface
+
+                functions = flash_attn_interface
             except ImportError as error:
                 raise ConfigError(
                     "pack.attention = segments on a GPU: wanted flash-attn 2.8, found none; install gyre-rl[gpu], or "

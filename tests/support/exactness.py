@@ -63,7 +63,7 @@ def assert_exact(
     logp = [torch.tensor([side.logp[key] for key in alone.logp], dtype=torch.float64) for side in (packed, alone)]
     figures = {
         "loss": _difference("loss", torch.tensor([packed.loss]), torch.tensor([alone.loss]), 1.0),
-        "logp": _difference("logp", *logp, 1.0),
+        "logp": _difference("logp", logp[0], logp[1], 1.0),
     }
     gradient = {name: _difference(name, packed.gradients[name], value, 0.0) for name, value in alone.gradients.items()}
     figures["gradient"] = max(gradient.values())
@@ -88,7 +88,8 @@ def _difference(name: str, packed: Tensor, alone: Tensor, floor: float) -> float
 def packed_step(model: PackModel, packs: Sequence[Pack], *, objective: str, anchor: str) -> Outcome:
     """The step as the trainer takes it: packs are micro-steps, 1/E when it closes."""
     model.zero_grad()
-    total, logp = 0.0, {}
+    total = 0.0
+    logp: dict[Key, float] = {}
     edges = [edges_of(pack, anchor=anchor, dtype=model.dtype) for pack in packs]
     ratios = None
     if objective == "rl":
@@ -104,10 +105,11 @@ def packed_step(model: PackModel, packs: Sequence[Pack], *, objective: str, anch
         total += float(result.loss.detach())
         executions |= {int(x) for x in pack.execution_E}
         keys = np.stack([pack.tree_E, pack.trajectory_E, pack.node_E, pack.offset_E], 1)
-        for key, value in zip(keys, logp_E.detach(), strict=True):
-            if tuple(map(int, key)) in logp:
+        for (tree, trajectory, node, offset), value in zip(keys, logp_E.detach(), strict=True):
+            key = (int(tree), int(trajectory), int(node), int(offset))
+            if key in logp:
                 raise ExactnessError(f"target {key} is trained twice")
-            logp[tuple(map(int, key))] = float(value)
+            logp[key] = float(value)
     scale = step_scale(len(executions))
     return Outcome(loss=total * scale, logp=logp, gradients={n: g * scale for n, g in model.gradients().items()})
 
@@ -115,7 +117,8 @@ def packed_step(model: PackModel, packs: Sequence[Pack], *, objective: str, anch
 def independent_step(model: PackModel, trees: Sequence[TreeInput], *, objective: str, anchor: str) -> Outcome:
     """The step by its definition: each trajectory alone, token by token."""
     model.zero_grad()
-    total, logp = 0.0, {}
+    total = 0.0
+    logp: dict[Key, float] = {}
     num_executions = sum(any(_owned(tree, t) for t in range(len(tree.trajectories))) for tree in trees)
     number = -1
     for index, tree in enumerate(trees):
