@@ -10,9 +10,9 @@ from typing import cast
 
 import numpy as np
 
-from .admission import keep
 from .eligible import eligibility
 from .execution import executions
+from .ownership import keep
 from .schema import AgentRole, Author
 from .scores import latest_scored, scores_by_execution
 from .tree import Forest, Tables

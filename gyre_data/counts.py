@@ -20,10 +20,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from .admission import keep
 from .eligible import candidates, eligibility
 from .execution import ExecutionInfo, executions
 from .links import SUMMARIES
+from .ownership import keep
 from .schema import Author, BranchReason, CallStatus, DeliveryState, NodeKind, ScoreStatus
 from .scores import scores_by_execution
 from .tree import Forest, Tables, Tree

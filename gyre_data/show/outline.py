@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gyre_data.admission import AdmittedTrajectory, Exclusion, keep
 from gyre_data.eligible import Eligibility, Reason, candidates, eligibility
 from gyre_data.execution import Execution
 from gyre_data.links import SUMMARIES, agent_of, compactions, sub_agents
+from gyre_data.ownership import AdmittedTrajectory, Exclusion, keep
 from gyre_data.schema import BranchReason, Extension
 from gyre_data.tree import Tree
 from gyre_data.types import Call
