@@ -7,6 +7,7 @@ sends only loss-edge rows through the output layer. Shapes: T tokens, E edges, V
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -164,14 +165,33 @@ def build_model(
     """
     tp = int(parallel_state.get_tensor_model_parallel_world_size())
     _check_supported(hf, tp)
-    head_dim = _head_dim(hf)
-    config = TransformerConfig(
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about settings of Megatron's own that we do not make
+        config = _transformer_config(hf, tp, dtype, device, initialize)
+        model = TreeGPTModel(
+            config,
+            _spec(config),
+            inv_freq=_inv_freq(hf, _head_dim(hf)),
+            real_vocab=hf.vocab_size,
+            vocab_size=-(-hf.vocab_size // tp) * tp,
+            max_sequence_length=hf.max_position_embeddings,
+            share_embeddings_and_output_weights=hf.tie_word_embeddings,
+        )
+    for name, parameter in model.named_parameters():  # Megatron marks slices only where it also initialises them
+        parameter.tensor_model_parallel = "layernorm" not in name
+    return model.to(device)
+
+
+def _transformer_config(
+    hf: PretrainedConfig, tp: int, dtype: torch.dtype, device: str, initialize: bool
+) -> TransformerConfig:
+    return TransformerConfig(
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
         ffn_hidden_size=hf.intermediate_size,
         num_attention_heads=hf.num_attention_heads,
         num_query_groups=hf.num_key_value_heads,
-        kv_channels=head_dim,
+        kv_channels=_head_dim(hf),
         normalization="RMSNorm",
         layernorm_epsilon=hf.rms_norm_eps,
         qk_layernorm=hf.model_type == "qwen3",
@@ -195,18 +215,6 @@ def build_model(
         apply_rope_fusion=False,
         persist_layer_norm=False,
     )
-    model = TreeGPTModel(
-        config,
-        _spec(config),
-        inv_freq=_inv_freq(hf, head_dim),
-        real_vocab=hf.vocab_size,
-        vocab_size=-(-hf.vocab_size // tp) * tp,
-        max_sequence_length=hf.max_position_embeddings,
-        share_embeddings_and_output_weights=hf.tie_word_embeddings,
-    )
-    for name, parameter in model.named_parameters():  # Megatron marks slices only where it also initialises them
-        parameter.tensor_model_parallel = "layernorm" not in name
-    return model.to(device)
 
 
 def _spec(config: TransformerConfig) -> TransformerBlockSubmodules:

@@ -6,6 +6,7 @@ parameter; `clip_gradients` uses the norm of the whole model, each parameter cou
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import socket
@@ -83,7 +84,10 @@ def run_ranks(body: Callable[..., None], tp: int, *args: Any, device: str = "cpu
     with tempfile.TemporaryDirectory(prefix="gyre-ranks-") as folder:
         init_file = str(Path(folder) / "rendezvous")
         try:
-            torch.multiprocessing.spawn(_rank_entry, args=(tp, init_file, device, body, args), nprocs=tp, join=True)
+            root = logging.getLogger()
+            level = root.level if root.handlers else None
+            spawn_args = (tp, init_file, device, level, body, args)
+            torch.multiprocessing.spawn(_rank_entry, args=spawn_args, nprocs=tp, join=True)
         except ProcessException as failure:
             for file in Path(folder).glob("*.error"):
                 raise pickle.loads(file.read_bytes()) from failure  # written by our own ranks, in our own folder
@@ -91,8 +95,16 @@ def run_ranks(body: Callable[..., None], tp: int, *args: Any, device: str = "cpu
 
 
 def _rank_entry(
-    rank: int, tp: int, init_file: str, device: str, body: Callable[..., None], args: Sequence[Any]
+    rank: int,
+    tp: int,
+    init_file: str,
+    device: str,
+    log_level: int | None,
+    body: Callable[..., None],
+    args: Sequence[Any],
 ) -> None:
+    if log_level is not None:  # the command that started us shows its log; this process starts without handlers
+        logging.basicConfig(level=log_level if rank == 0 else logging.WARNING, format="%(message)s")
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", (os.cpu_count() or 1) // tp or 1))))
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it where tensor parallelism overlaps
     if device.startswith("cuda"):

@@ -1,0 +1,80 @@
+"""One optimiser step: trajectories spread over packs, what decays, and the size of a clipped gradient."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gyre_train.loss import Anchor
+from gyre_train.megatron.optimizer import Optimizer
+from gyre_train.megatron.parallel import clip_gradients, groups
+from gyre_train.pack import Pack, Piece, TreeInput, lay_out
+from gyre_train.step import Learner, StepWork
+from tests.support.forests import make_tree
+from tests.support.training import config, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_rank() -> Iterator[None]:
+    with groups():
+        yield
+
+
+def tree() -> TreeInput:
+    """One trajectory with two owned nodes far apart, and a second one beside it."""
+    return make_tree(
+        [-1, 0, 1, 2, 2], [3, 4, 2, 3, 3], [False, True, False, True, True], advantages=[1.0, -0.5], seed=2
+    )
+
+
+def gradients(model: Path, tmp_path: Path, packs: tuple[Pack, ...], anchor: Anchor) -> tuple[dict, dict]:
+    settings = config(model, tmp_path, "--model.dtype=float64", "--train.clip_grad=0", runs=tmp_path)
+    learner = Learner(settings, anchor, None)
+    figures = learner.step(StepWork(step=1, packs=packs, num_executions=1, lr=0.0))
+    return learner.optimizer.tensors()["exp_avg"], figures
+
+
+@pytest.mark.parametrize("anchor", [Anchor.BEHAVIOUR, Anchor.STEP])
+def test_a_trajectory_in_two_packs_gives_the_gradient_of_one(model: Path, tmp_path: Path, anchor: Anchor) -> None:
+    first = tree().trajectories[0].owned_O
+    assert len(first) == 2
+    second = tree().trajectories[1].owned_O
+    whole = lay_out([tree()], [Piece(tree=0, trajectories=(0, 1), owned=(first, second))])
+    parts = (
+        lay_out([tree()], [Piece(tree=0, trajectories=(0, 1), owned=(first[:1], second))]),
+        lay_out([tree()], [Piece(tree=0, trajectories=(0,), owned=(first[1:],))]),
+    )
+    one, figures = gradients(model, tmp_path, (whole,), anchor)
+    two, split_figures = gradients(model, tmp_path, parts, anchor)
+    assert (figures["extra_forwards"], split_figures["extra_forwards"]) == (0, 2)
+    assert split_figures["loss"] == pytest.approx(figures["loss"], abs=1e-12)
+    for name, value in one.items():
+        assert value.abs().max() > 0, name
+        assert (two[name] - value).abs().max() <= 1e-9 * value.abs().max(), name
+
+
+def test_norm_gains_and_biases_do_not_decay(tmp_path: Path) -> None:
+    settings = config(tiny_model(tmp_path / "qwen2", arch="qwen2"), tmp_path / "out", runs=tmp_path)
+    learner = Learner(settings, Anchor.STEP, None)
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    for p in learner.model.parameters():
+        p.grad = torch.zeros_like(p)
+    Optimizer(learner.model, weight_decay=0.5).step(0.1)
+    kept = {name for name, p in learner.model.named_parameters() if torch.equal(p, before[name])}
+    assert kept == {name for name in before if "layernorm" in name or name.endswith("bias")}
+    assert any(name.endswith("bias") for name in kept)
+
+
+def test_clipping_scales_every_gradient_alike(model: Path, tmp_path: Path) -> None:
+    learner = Learner(config(model, tmp_path, runs=tmp_path), Anchor.STEP, None)
+    for p in learner.model.parameters():
+        p.grad = torch.full_like(p, 2.0)
+    count = sum(p.numel() for p in learner.model.parameters())
+    assert clip_gradients(learner.model, 1.0) == pytest.approx(2.0 * count**0.5)
+    assert clip_gradients(learner.model, 0) == pytest.approx(1.0, rel=1e-5)
