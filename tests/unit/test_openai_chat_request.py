@@ -34,6 +34,12 @@ def test_parts_and_strings_are_the_same_message() -> None:
     assert parse({"role": "user", "content": [part]}).messages == parse(USER).messages
 
 
+def test_parts_of_a_user_stand_on_lines_and_parts_of_a_turn_join() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    sent = parse(*({"role": role, "content": parts} for role in ("user", "assistant", "user")))
+    assert [message.content for message in sent.messages] == ["a\nb", "ab", "a\nb"]
+
+
 @pytest.mark.parametrize("content", [None, "", []])
 def test_absent_text_of_a_turn_is_empty(content: Any) -> None:
     turn = {"role": "assistant", "content": content, "tool_calls": [called("x", '{"a": 1}')]}
