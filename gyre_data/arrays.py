@@ -152,8 +152,11 @@ def _check_spans(node: Node, num_tokens: int) -> None:
         )
 
 
+_schema = cache(arrow_schema)
+
+
 def _to_batch(name: str, rows: Sequence[Any]) -> pa.RecordBatch:
-    schema = arrow_schema(name)
+    schema = _schema(name)
     arrays = []
     for column, field in zip(declared_table(name).columns, schema, strict=True):
         values = [getattr(row, column.name) for row in rows]
@@ -162,6 +165,9 @@ def _to_batch(name: str, rows: Sequence[Any]) -> pa.RecordBatch:
             raise SchemaError(
                 f"{name}.{column.name}: wanted a value, got None in {_label(name, bad)}; it may not be null"
             )
+        if column.nullable and all(value is None for value in values):
+            arrays.append(pa.nulls(len(values), field.type))
+            continue
         try:
             array = _column(field.type, f"{name}.{column.name}", values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:

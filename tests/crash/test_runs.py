@@ -28,7 +28,7 @@ from tests.support.rows import one_call
 def no_sync(monkeypatch):
     """Death of a process needs no disk to forget anything; so the tests of it need not wait for the disk either."""
     for name in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, lambda fd: None)
+        monkeypatch.setattr(os, name, lambda fd: None, raising=False)
 
 
 def write_call(writer: RunWriter, number: int) -> str:
@@ -127,7 +127,9 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-FAULTED = ("pwrite", "fsync", "fdatasync", "rename", "link", "unlink", "ftruncate")
+FAULTED = [
+    name for name in ("pwrite", "fsync", "fdatasync", "rename", "link", "unlink", "ftruncate") if hasattr(os, name)
+]
 
 
 class Faults:
@@ -222,6 +224,55 @@ def test_disk_error_at_every_step(tmp_path, forever):
         assert sorted(whole_calls(path)) == sorted(acknowledged)
         assert len(set(acknowledged)) == 4
         assert verify(path).problems == ()
+
+
+@pytest.mark.skipif(not hasattr(os, "fdatasync"), reason="syncs are traced by the name they have on Linux")
+def test_order_on_disk(tmp_path, monkeypatch):
+    """What a power loss relies on: nodes and blobs synced before a call is written, a file before its new name."""
+    trace: list[tuple[str, str]] = []
+
+    def follow(name, real, path_of):
+        def call(*args, **kwargs):
+            trace.append((name, path_of(args)))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, call)
+
+    opened: dict[int, str] = {}
+    real_open = os.open
+    monkeypatch.setattr(os, "open", lambda path, *a, **k: note(real_open(path, *a, **k), path))
+
+    def note(fd, path):
+        opened[fd] = str(Path(path).relative_to(tmp_path))
+        return fd
+
+    for name in ("pwrite", "fsync", "fdatasync"):
+        follow(name, getattr(os, name), lambda args: opened[args[0]])
+    for name in ("rename", "link", "unlink"):
+        follow(name, getattr(os, name), lambda args: str(Path(args[0]).relative_to(tmp_path)))
+
+    def at(name, path):
+        return next(i for i, (n, p) in enumerate(trace) if n == name and path in p)
+
+    writer = RunWriter(tmp_path / "run")
+    write_call(writer, 0)
+    trace.clear()
+    write_call(writer, 1)
+    assert [(n, Path(p).parent.name + Path(p).suffix) for n, p in trace] == [
+        (step, table + suffix)
+        for table in ("blobs", "nodes", "calls")
+        for step in ("pwrite", "fdatasync")
+        for suffix in (".open", ".commit")
+    ]
+    trace.clear()
+    writer.seal()
+    for table in ("blobs", "nodes", "calls"):
+        assert (
+            at("pwrite", f"{table}/") < at("fsync", f"{table}/") < at("rename", f"{table}/") < at("link", "manifest/")
+        )
+        assert at("fsync", "manifest/") < at("link", "manifest/") < at("unlink", f"{table}/")
+    assert ("fsync", "run/manifest") in trace[at("link", "manifest/") : at("unlink", "blobs/")]
+    writer.close()
 
 
 def test_full_disk_for_real(tmp_path):

@@ -188,3 +188,21 @@ def test_a_broken_segment_says_so(tmp_path, monkeypatch):
         segment.append(to_batches("nodes", one_call(1)[:2]))
     segment.close()
     assert read_open(segment.data_path, segment.log_path.read_bytes()).num_rows == 2
+
+
+def test_the_record_of_a_failed_append_is_taken_back_at_once(tmp_path, monkeypatch):
+    """Data and record are written whole, only the sync fails: a reader must not see rows that were refused."""
+    segment = SegmentWriter(tmp_path, "w0-000001", "nodes")
+    segment.append(to_batches("nodes", one_call(0)[:2]))
+    failing = [OSError(5, "Input/output error")]
+
+    def sync(fd):
+        if failing:
+            raise failing.pop()
+
+    monkeypatch.setattr("gyre_data.segment._sync", sync)
+    with pytest.raises(OSError, match="Input/output"):
+        segment.append(to_batches("nodes", one_call(1)[:2]))
+    assert segment.taken_back
+    assert read_open(segment.data_path, segment.log_path.read_bytes()).num_rows == 2
+    segment.close()
