@@ -22,7 +22,7 @@ from .borders import Marker, Span, locate, marker_for, message_ends, preamble_en
 from .forest import Piece
 from .matching import Turn
 from .message import Message
-from .template import Encoded, Template
+from .template import Encoded, RenderError, Template
 
 __all__ = ["CannotExtend", "Item", "StripsThinking", "after_turn", "whole"]
 
@@ -50,9 +50,12 @@ def whole(template: Template, tools: Sequence[Mapping[str, Any]], items: Sequenc
     messages = [item.message for item in items]
 
     def render(them: Sequence[Message]) -> str:
-        return template.render(them, tools, True)
+        try:
+            return template.render(them, tools, True)
+        except RenderError:  # it takes the plain messages, so it is the marks that it refuses
+            return ""
 
-    text = render(messages)
+    text = template.render(messages, tools, True)
     stops = list(_stop_texts(template))
     spans = locate(marker_for(text), messages, text, render)
     ends = message_ends(text, spans, stops)
@@ -124,7 +127,10 @@ def _seam(
     marker = _fresh_marker(messages)
 
     def split(them: Sequence[Message]) -> tuple[str, str]:
-        text = template.render(them, tools, True)
+        try:
+            text = template.render(them, tools, True)
+        except RenderError as refusal:
+            raise CannotExtend(f"V3: the template refuses the sentinel or the request: {refusal}") from refusal
         cut = marker.end_of(text, at)
         if cut is None:
             raise CannotExtend("V3: the template does not show the end of the sampled turn exactly once")

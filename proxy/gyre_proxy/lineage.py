@@ -198,7 +198,7 @@ class Lineage:
             node_id = state.output.entry.node_id
             for index, call in enumerate(state.output.reply.tool_calls):
                 texts = [text.strip() for text in _texts_in(call.arguments)]
-                if any(text == prompt or (len(text) >= _LEAST_CONTAINED and text in prompt) for text in texts):
+                if any(_holds(prompt, text) for text in texts):
                     prefix = "toolu" if state.wire == "anthropic" else "call"
                     yield node_id, call.id or f"{prefix}_{node_id}_{index}"
 
@@ -212,6 +212,13 @@ def _use(plan: PromptPlan) -> PromptUse:
     return PromptUse(
         conversation=plan.conversation, role=base_role(plan.agent_role), continues_from=plan.continues_from
     )
+
+
+def _holds(prompt: str, text: str) -> bool:
+    """Whether a first user message is `text`, alone or after a reminder block, or has it in its midst."""
+    if not text:
+        return False
+    return prompt == text or prompt.endswith("\n" + text) or (len(text) >= _LEAST_CONTAINED and text in prompt)
 
 
 def _texts_in(value: Any) -> list[str]:

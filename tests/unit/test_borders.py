@@ -96,3 +96,9 @@ def test_messages_keep_everything_else_when_marked() -> None:
     marked = marker_for("").mark(message, 3)
     assert marked.tool_calls[0].arguments["b"] == 1
     assert (marked.tool_calls[0].id, marked.role) == ("i", "assistant")
+
+
+def test_a_content_that_was_moved_to_the_front_joins_what_it_follows() -> None:
+    text = "late<|im_end|>u<|im_end|>gen"
+    spans = [Span(begin=14, end=15), Span(begin=0, end=4)]
+    assert message_ends(text, spans, STOPS) == [25, None]

@@ -224,6 +224,15 @@ class Dropping(ToyTemplate):
         return super().render([m for m in messages if m.role != "tool"], tools, add_generation_prompt)
 
 
+class Strict(ToyTemplate):
+    """Refuses what looks like a mark."""
+
+    def render(self, messages, tools, add_generation_prompt):
+        if any("Mark" in m.content for m in messages):
+            raise RenderError("no marks")
+        return super().render(messages, tools, add_generation_prompt)
+
+
 @pytest.mark.parametrize(
     ("template", "new", "check"),
     [
@@ -231,6 +240,7 @@ class Dropping(ToyTemplate):
         (Unclosed(), [user("v")], "V4"),
         (Repeating(), [user("v")], "V3"),
         (Dropping(), [result("r"), user("v")], "V5"),
+        (Strict(), [user("v")], "V3"),
         (ToyTemplate(), [], "V1"),
     ],
 )
@@ -242,7 +252,7 @@ def test_a_template_that_cannot_be_extended_makes_a_fork_that_says_so(template, 
     assert plan.fork_check is not None
     assert plan.fork_check.startswith(check)
     hoisted = isinstance(template, Hoisting)  # nothing of the old prompt is left in place
-    wanted = (Extension.ROOT if hoisted else Extension.FORK, BranchReason.TEMPLATE)
+    wanted = (Extension.ROOT if hoisted or isinstance(template, Strict) else Extension.FORK, BranchReason.TEMPLATE)
     assert (plan.extension, plan.branch_reason) == wanted
     assert [d.messages for d in plan.new_nodes if d.kind is NodeKind.GENERATION_PROMPT] == [()]
     text = template.render(chat, (), True)

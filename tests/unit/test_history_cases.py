@@ -213,3 +213,16 @@ def test_a_retry_that_was_never_recorded_leaves_nothing() -> None:
     driver.history.release(plan)
     again = driver.plan([user("x")])
     assert (again.extension, len(again.new_nodes)) == (Extension.ROOT, len(plan.new_nodes))
+
+
+def test_reasoning_that_was_cut_is_closed_too() -> None:
+    driver = Driver(ToyTemplate("chatml"))
+    driver.call([user("u")], [258, 97, 98], said("", reasoning="ab", finish="length"))
+    plan = driver.call([user("u"), assistant(""), user("v")], [121, 257], said("y"))
+    start = driver.path_ids(driver.calls[0].output_node).tolist()
+    assert plan.prompt_ids.tolist()[len(start) :][:3] == [259, 257, 10]
+    driver.check()
+    driver.call([user("w")], [258, 97, 259, 98], said("b", reasoning="a", finish="length"))
+    plan = driver.plan([user("w"), assistant("b"), user("v")])
+    start = driver.path_ids(driver.output_node).tolist()
+    assert plan.prompt_ids.tolist()[len(start) :][:2] == [257, 10]

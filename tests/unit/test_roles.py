@@ -57,5 +57,5 @@ def test_explicit_headers_and_the_path_come_first() -> None:
 
 
 def test_a_role_that_does_not_exist_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="X-Gyre-Role: wanted one of main, .*got 'boss'; send one of these"):
+    with pytest.raises(ConfigError, match=r"X-Gyre-Role: wanted one of main, .*got 'boss'; send one of these"):
         of({"x-gyre-role": "boss"})
