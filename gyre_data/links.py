@@ -35,7 +35,7 @@ class Compaction:
     continues_from: str | None
     summary_call: str | None
     tokens_before: int | None
-    """Context that was summed up: the prompt of the summary call, else the last call's prompt and output."""
+    """Context of the agent's last call before, its output included; else the prompt of the summary call."""
     tokens_after: int | None
     summary_tokens: int | None
     copied_tokens: int
@@ -80,22 +80,26 @@ def compactions(tree: Tree) -> list[Compaction]:
     """Every compaction, by the time of the call that goes on. A summary call is part of one, not one by itself."""
     known = {call.call_id: call for call in tree.calls}
     summaries: dict[tuple[str, str | None], Call] = {}
+    newest: dict[tuple[str, str | None], Call] = {}
     found: list[Compaction] = []
     for call in tree.calls:
         agent = agent_of(tree, call)
         if call.agent_role in SUMMARIES:
             summaries[agent] = call
-        elif call.branch_reason == BranchReason.COMPACTION:
+            continue
+        if call.branch_reason == BranchReason.COMPACTION:
             source = known.get(call.continues_from or "")
             named = source if source is not None and source.agent_role in SUMMARIES else None
-            found.append(_compaction(tree, call, source, named or summaries.get(agent)))
+            found.append(_compaction(tree, call, newest.get(agent), named or summaries.get(agent)))
+        if call.prompt_tokens is not None:
+            newest[agent] = call
     return found
 
 
-def _compaction(tree: Tree, call: Call, source: Call | None, summary: Call | None) -> Compaction:
+def _compaction(tree: Tree, call: Call, last: Call | None, summary: Call | None) -> Compaction:
     before = summary.prompt_tokens if summary else None
-    if before is None and source is not None and source.prompt_tokens is not None:
-        before = source.prompt_tokens + (source.output_tokens or 0)
+    if last is not None and last.prompt_tokens is not None:
+        before = last.prompt_tokens + (last.output_tokens or 0)
     path = tree.path(tree.index[call.prompt_node]).tolist() if call.prompt_node else []
     return Compaction(
         call_id=call.call_id,

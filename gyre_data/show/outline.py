@@ -246,12 +246,17 @@ class _Builder:
         blob = getattr(self.execution.run, "blob", None)
         if blob is None or call.prompt_node is None:
             return None
-        for i in self.tree.path(self.tree.index[call.prompt_node]).tolist():
-            for name in self.tree.message_blobs(i):
+        names = [
+            m for i in self.tree.path(self.tree.index[call.prompt_node]).tolist() for m in self.tree.message_blobs(i)
+        ]
+        for name in names:
+            try:
                 message = json.loads(blob(name))
-                if isinstance(message, dict) and message.get("role") == "user":
-                    text = _INSERTED.sub(" ", str(message.get("content") or "")).strip()
-                    return text.splitlines()[0][:60] if text else None
+            except (KeyError, ValueError):  # a title is an extra: `gyre verify` names what is wrong with a blob
+                continue
+            if isinstance(message, dict) and message.get("role") == "user":
+                text = _INSERTED.sub(" ", str(message.get("content") or "")).strip()
+                return text.splitlines()[0][:60] if text else None
         return None
 
 

@@ -187,10 +187,11 @@ def _events(shown: Outline, segment: Segment) -> Iterator[_Item]:
         yield _Item(label=Text(f"{totals}: {calls} ..."))
         return
     for event in events:
+        what = event["error"] or _status(shown, event)
         told = Text(f"retry @c{event['call']}  " if event["taken_over_by"] else f"c{event['call']}  ")
-        told.append(event["error"] or _status(shown, event), style=_WRONG)
+        told.append(what, style="" if what == "delivered" else _WRONG)
         if event["taken_over_by"]:
-            told.append(f"; c{event['taken_over_by']} took over")
+            told.append(f"; c{event['taken_over_by']} {'was sampled anew' if what == 'delivered' else 'took over'}")
         told.append(f"; {amount(shown.trained[event['call'] - 1])} tok trained", style=_QUIET)
         yield _Item(label=told)
 
@@ -216,7 +217,7 @@ def _fork(opening: dict[str, Any]) -> Text:
     if opening["kind"] == "conversation":
         return Text("new conversation")
     if opening["kind"] == "summary":
-        return Text(f"summary of {_at(opening)} in a prompt of its own")
+        return Text(f"summary of what came before, forks {_at(opening)}")
     if opening["false"]:
         told = Text("FALSE fork", style=_WRONG)
         told.append(

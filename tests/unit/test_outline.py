@@ -85,7 +85,7 @@ def test_a_summary_in_a_prompt_of_its_own_is_no_boundary() -> None:
     assert opening == {
         "kind": "compaction",
         "at": 2,
-        "tokens_before": 22,
+        "tokens_before": 20,
         "tokens_after": 9,
         "summary_tokens": 4,
         "copied_tokens": 0,
@@ -120,7 +120,7 @@ def test_links_name_calls() -> None:
     assert second.agent_id == tree.node_id[int(tree.path(tree.index[nameless.prompt])[0])]
     (found,) = compactions(tree)
     assert (found.call_id, found.summary_call, found.continues_from) == (d.id, c.id, c.id)
-    assert (found.tokens_before, found.tokens_after, found.summary_tokens, found.copied_tokens) == (14, 13, 4, 4)
+    assert (found.tokens_before, found.tokens_after, found.summary_tokens, found.copied_tokens) == (9, 13, 4, 4)
 
 
 def test_unrelated_calls_stay_folded_but_a_false_fork_shows() -> None:
@@ -159,9 +159,13 @@ def test_titles_come_from_the_first_user_message() -> None:
     system = blob({"role": "system", "content": "You are"})
     user = blob({"role": "user", "content": "<system-reminder>date</system-reminder>\nfind tests\nand more"})
     e.call(new=[("system", 3, system), ("user", 4, user)])
+    assert outline(Execution.load(run, "0123")).lanes[0].title is None
     run.blob = blobs.__getitem__  # type: ignore[attr-defined]
     assert outline(Execution.load(run, "0123")).lanes[0].title == "find tests"
     assert Execution.load(run, "0123").main.messages()[1]["content"].endswith("and more")
+    blobs[next(iter(blobs))] = b"not JSON"
+    del blobs[list(blobs)[1]]
+    assert outline(Execution.load(run, "0123")).lanes[0].title is None
 
 
 def _everything(shown: Outline) -> list[int]:
