@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gyre_data.admission import Admission, Reason, admit
 from gyre_data.errors import ConfigError
-from tests.support.forest import ExecutionBuilder, Forest
+from tests.support.forest import START, ExecutionBuilder, Forest
 
 
 def two(**second: Any) -> tuple[Forest, ExecutionBuilder]:
@@ -70,6 +71,24 @@ def test_unknown_or_undelivered_counts_when_something_later_rests_on_it() -> Non
     assert set(why(admission)) == set()
     owned = next(x for x in admission.executions if x.execution_id == "e_other").num_owned
     assert owned == 12
+
+
+def test_a_sub_agent_that_runs_shows_that_the_call_which_started_it_arrived() -> None:
+    run, e = two()
+    a = e.call(delivery=None)
+    e.call(role="sub_agent", spawned_by_node=a.output, branch_reason="sub_agent")
+    assert why(admit(run)) == {}
+
+
+def test_of_two_delivery_rows_the_later_one_counts() -> None:
+    run, e = two()
+    a, b = e.call(delivery="undelivered"), e.call(delivery="delivered")
+    e.deliver(a, "delivered")
+    e.deliver(b, "abandoned")
+    run.rows["deliveries"].reverse()
+    assert why(admit(run)) == {b.id: Reason.UNDELIVERED}
+    run.rows["deliveries"] = [replace(row, at=START) for row in run.rows["deliveries"]]
+    assert why(admit(run)) == {}
 
 
 def test_a_copied_tail_shows_that_the_turn_arrived_and_is_not_trained_again() -> None:
