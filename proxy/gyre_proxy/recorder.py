@@ -63,7 +63,7 @@ class Recorder:
 
     def __init__(self, writer: Writer, observe_wait: Callable[[float], None] | None = None) -> None:
         self._writer = writer
-        self._observe_wait = observe_wait or (lambda seconds: None)
+        self.observe_wait = observe_wait or (lambda seconds: None)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gyre-commit", daemon=True)
         self._closed = False
@@ -130,7 +130,7 @@ class Recorder:
             return
         now = time.perf_counter()
         for job in batch:
-            self._observe_wait(now - job.asked_at)
+            self.observe_wait(now - job.asked_at)
             job.done.set_result(None)
 
 

@@ -6,6 +6,7 @@ token keeps its own log-prob, engine and weight version. The harness notices not
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gyre_data.errors import CaptureError, ConfigError, EngineError
-from gyre_data.types import Attempt, Floats, Ints, PolicyVersion, VersionSpan
+from gyre_data.types import Attempt, Floats, Ints, VersionSpan
 
 from .engine import Chunk, EngineRefusedError
 from .router import Engine, Router, read_version
@@ -55,7 +56,10 @@ class Sampler:
     attempts: list[Attempt] = field(default_factory=list)
     _ids: list[Ints] = field(default_factory=list)
     _logprobs: list[Floats] = field(default_factory=list)
-    _spans: list[VersionSpan] = field(default_factory=list)
+    _spans: tuple[VersionSpan, ...] = ()  # of earlier attempts
+    _named: tuple[tuple[str, int, int], ...] = ()  # versions of this attempt, which began at token _start
+    _start: int = 0
+    _version: str = ""  # the one named last
     _engine: Engine | None = None
     _rid: str = ""
     _aborting: bool = False
@@ -83,7 +87,7 @@ class Sampler:
     @property
     def versions(self) -> tuple[VersionSpan, ...]:
         """Which weights sampled which tokens, in order, without gaps."""
-        return tuple(self._spans)
+        return _merged([*self._spans, *(self._span(*item) for item in self._named)])
 
     @property
     def max_tokens(self) -> int:
@@ -140,10 +144,10 @@ class Sampler:
     async def _attempt(self, engine: Engine, start: int) -> AsyncGenerator[Chunk]:
         prompt = np.concatenate([self.prompt_ids, *self._ids]) if start else self.prompt_ids
         sampling = {**self.sampling, "max_new_tokens": self.max_tokens - start}
-        spans = list(self._spans)
+        self._spans, self._named, self._start = self.versions, (), start
         async with aclosing(engine.client.generate(self._rid, prompt, sampling, str(engine.version))) as chunks:
             async for chunk in chunks:
-                self._take(chunk, engine, start, spans)
+                self._take(chunk, engine)
                 yield chunk
                 left = chunk.finish == "abort" and not self._aborting
                 if left and await self._elsewhere(engine):
@@ -166,30 +170,31 @@ class Sampler:
         others = self.router.pick(self.affinity, {engine.url: engine.epoch})
         return others is not None or not await engine.client.ready()
 
-    def _take(self, chunk: Chunk, engine: Engine, start: int, before: list[VersionSpan]) -> None:
-        if self.cached_tokens is None and chunk.cached_tokens is not None and not start:
+    def _take(self, chunk: Chunk, engine: Engine) -> None:
+        if self.cached_tokens is None and chunk.cached_tokens is not None and not self._start:
             self.cached_tokens = chunk.cached_tokens
         ids = chunk.token_ids
         if not ids.size:
             return
-        if int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size:
+        if ids.view(np.uint32).max() >= self.vocab_size:  # a negative id is a huge one here
             raise CaptureError(f"engine {engine.url} sampled an id outside the vocabulary of {self.vocab_size}")
-        if not np.isfinite(chunk.logprobs).all():
+        if not math.isfinite(chunk.logprobs.sum()):
             raise CaptureError(f"engine {engine.url} gave a log-prob that is not finite; the call is not recorded")
         self.first_token_at = self.first_token_at or datetime.now(UTC)
         self._ids.append(ids)
         self._logprobs.append(chunk.logprobs)
         self.num_tokens += ids.size
-        named = chunk.versions or ((str(engine.version), 0, self.num_tokens - start),)
-        self._spans = _merge(before, [self._span(*item, start) for item in named])
-        self.router.note_version(engine, named[-1][0])
+        self._named = chunk.versions or ((str(engine.version), 0, self.num_tokens - self._start),)
+        if self._named[-1][0] != self._version:
+            try:
+                self.router.note_version(engine, self._named[-1][0])
+            except ConfigError as error:
+                raise CaptureError(str(error)) from error
+            self._version = self._named[-1][0]
 
-    def _span(self, version: str, start: int, end: int, offset: int) -> VersionSpan:
-        try:
-            policy: PolicyVersion = read_version(version, self.policy_id)
-        except ConfigError as error:
-            raise CaptureError(str(error)) from error
-        return VersionSpan(policy_id=policy.policy_id, n=policy.n, start=start + offset, end=end + offset)
+    def _span(self, version: str, start: int, end: int) -> VersionSpan:
+        policy = read_version(version, self.policy_id)
+        return VersionSpan(policy_id=policy.policy_id, n=policy.n, start=start + self._start, end=end + self._start)
 
     def _ended_unsaid(self) -> bool:
         """The engine went after the last token but before its finish: nothing is left to sample."""
@@ -203,12 +208,13 @@ class Sampler:
         self.attempts.append(Attempt(engine=engine.url, start=start, end=self.num_tokens, error=error))
 
 
-def _merge(before: list[VersionSpan], new: list[VersionSpan]) -> list[VersionSpan]:
-    spans = list(before)
-    for span in new:
-        last = spans[-1] if spans else None
+def _merged(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Neighbours of one version as one span."""
+    out: list[VersionSpan] = []
+    for span in spans:
+        last = out[-1] if out else None
         if last and (last.policy_id, last.n, last.end) == (span.policy_id, span.n, span.start):
-            spans[-1] = VersionSpan(policy_id=last.policy_id, n=last.n, start=last.start, end=span.end)
+            out[-1] = VersionSpan(policy_id=last.policy_id, n=last.n, start=last.start, end=span.end)
         else:
-            spans.append(span)
-    return spans
+            out.append(span)
+    return tuple(out)
