@@ -80,7 +80,8 @@ class RunWriter:
         self.path, self.writer = Path(path), writer
         if not create and not manifests.numbers(self.path):
             raise ConfigError(f"wanted a run folder, {path} holds no manifest; record one first")
-        (self.path / manifests.FOLDER).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.path / manifests.FOLDER).mkdir(exist_ok=True, mode=0o700)
         self._lock = FolderLock(self.path) if lock else None
         self._queue_lock, self._commit_lock = threading.Lock(), threading.RLock()
         self._queue: list[_Entry] = []

@@ -447,6 +447,7 @@ def test_files_are_private(tmp_path):
         open_modes = {p.stat().st_mode & 0o777 for p in path.rglob("*") if p.is_file()}
     modes = {p.stat().st_mode & 0o777 for p in path.rglob("*") if p.is_file()}
     assert open_modes == modes == {0o600}
+    assert {p.stat().st_mode & 0o777 for p in (path, *path.rglob("*")) if p.is_dir()} == {0o700}
     assert json.loads((path / "run.json").read_text())["format"] == "gyre"
 
 
