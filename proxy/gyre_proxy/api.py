@@ -166,7 +166,10 @@ class Api:
                 execution.state, execution.dispatched_at = "queued", None
                 raise
             self.proxy.events.add(
-                "execution.started", execution=execution.execution_id, group=execution.group_id, task=execution.task_id
+                "execution.started",
+                execution_id=execution.execution_id,
+                group_id=execution.group_id,
+                task_id=execution.task_id,
             )
             claimed.append({**execution.describe(), "base_url": _base_url(request, execution), "key": key})
         return _answer({"executions": claimed})
@@ -193,7 +196,7 @@ class Api:
                 raise
             await self.proxy.finish(execution)
             self.proxy.events.add(
-                "execution.ended", execution=execution.execution_id, group=execution.group_id, reason=str(reason)
+                "execution.ended", execution_id=execution.execution_id, group_id=execution.group_id, reason=str(reason)
             )
         return _answer(execution.describe())
 
@@ -217,7 +220,7 @@ class Api:
         )
         await self.proxy.recorder.commit([state])
         execution.environment = state
-        self.proxy.events.add("environment", execution=execution.execution_id, state=state.state_id)
+        self.proxy.events.add("environment", execution_id=execution.execution_id, state_id=state.state_id)
         return _answer({"state_id": state.state_id})
 
     async def score(self, request: Request) -> Response:
@@ -231,8 +234,8 @@ class Api:
         execution.scores[score.evaluator] = score
         self.proxy.events.add(
             "score",
-            execution=execution.execution_id,
-            group=execution.group_id,
+            execution_id=execution.execution_id,
+            group_id=execution.group_id,
             evaluator=score.evaluator,
             status=str(score.status),
             value=score.value,

@@ -243,7 +243,7 @@ class Generation:
     def _deliver(self, state: DeliveryState) -> None:
         self.delivered = self.delivered or state is DeliveryState.DELIVERED
         self.recorder.later([delivery_row(self.facts, state)])
-        self.log.add("delivery", execution=self.facts.execution_id, call=self.call_id, state=str(state))
+        self.log.add("delivery", execution_id=self.facts.execution_id, call_id=self.call_id, state=str(state))
 
     def _grace_over(self) -> None:
         self._grace = None

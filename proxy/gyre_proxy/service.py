@@ -130,7 +130,9 @@ class Proxy:
             self.executions.discard(execution)
             raise
         kind = "execution.started" if dispatched else "execution.queued"
-        self.events.add(kind, execution=execution.execution_id, group=execution.group_id, task=execution.task_id)
+        self.events.add(
+            kind, execution_id=execution.execution_id, group_id=execution.group_id, task_id=execution.task_id
+        )
 
     @property
     def version(self) -> PolicyVersion | None:
@@ -177,7 +179,10 @@ class Proxy:
         generation.start()
         self.metrics.in_flight.inc()
         self.events.add(
-            "call.started", execution=execution.execution_id, call=generation.call_id, role=str(plan.agent_role)
+            "call.started",
+            execution_id=execution.execution_id,
+            call_id=generation.call_id,
+            agent_role=str(plan.agent_role),
         )
         return generation, request
 
@@ -275,11 +280,11 @@ class Proxy:
         if generation.sampler.first_token_at is not None:
             self.metrics.first_token_s.observe((generation.sampler.first_token_at - facts.started_at).total_seconds())
         self.events.add(
-            "call.ended",
-            execution=facts.execution_id,
-            call=facts.call_id,
-            role=str(plan.agent_role),
-            agent=plan.agent_id,
+            "call",
+            execution_id=facts.execution_id,
+            call_id=facts.call_id,
+            agent_role=str(plan.agent_role),
+            agent_id=plan.agent_id,
             status=status,
             prompt_tokens=len(plan.prompt_ids),
             output_tokens=generation.sampler.num_tokens,

@@ -88,9 +88,9 @@ async def test_an_execution_from_its_creation_to_its_score(tmp_path):
         status = (await http.get("/api/status")).json()
         assert (status["policy"], status["executions"]) == ("mine:2", {"ended": 1, "claimed": 1})
         events = (await http.get("/api/events?from=0")).json()
-        kinds = [event["type"] for event in events["events"] if event.get("execution") == made["id"]]
+        kinds = [event["type"] for event in events["events"] if event.get("execution_id") == made["id"]]
         assert kinds == [
-            "execution.queued", "execution.started", "environment", "call.started", "call.ended", "delivery",
+            "execution.queued", "execution.started", "environment", "call.started", "call", "delivery",
             "environment", "execution.ended", "score", "score",
         ]  # fmt: skip
     (call,) = check_run(run, engine)
