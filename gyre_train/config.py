@@ -55,7 +55,7 @@ class DataConfig:
     j_max: int = 5
     """Trajectories kept per execution."""
     evaluators: dict[str, float] | None = None
-    """Weight of each evaluator in the reward; unset: every evaluator counts 1."""
+    """Weight of each evaluator in the reward; unset: the only one there is, and an error where there are several."""
     scale: Literal["std", "none"] = "std"
     """Whether advantages are divided by the group's standard deviation."""
     drop_zero_variance: bool = False

@@ -274,10 +274,12 @@ def _check_fingerprint(run: Run, folder: str) -> None:
     recorded_with = run.info.get("tokenizer")
     if not isinstance(recorded_with, str) or not (Path(recorded_with) / "tokenizer.json").is_file():
         return
-    theirs, mine = _identity(Path(recorded_with)), _identity(Path(folder))
+    own_template = run.info.get("template")
+    theirs = _identity(Path(recorded_with), Path(own_template) if own_template else None)
+    mine = _identity(Path(folder))
     for what, mend in (
         ("tokenizer", "set model.path to the model that was served"),
-        ("template", "use the template it was recorded with, or record again"),
+        ("template", "put the template it was recorded with into the model's folder, or record again"),
     ):
         if theirs[what] != mine[what]:
             raise ConfigError(
@@ -285,13 +287,14 @@ def _check_fingerprint(run: Run, folder: str) -> None:
             )
 
 
-def _identity(folder: Path) -> dict[str, str]:
+def _identity(folder: Path, template_file: Path | None = None) -> dict[str, str]:
     """Digests of what turns messages into ids: the tokenizer's file and the chat template's text."""
     file = folder / "tokenizer.json"
     tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "none"
     template = ""
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template_file = template_file or folder / "chat_template.jinja"
+    if template_file.is_file():
+        template = template_file.read_text(encoding="utf-8")
     elif (folder / "tokenizer_config.json").is_file():
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         template = str(config.get("chat_template") or "")

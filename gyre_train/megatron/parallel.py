@@ -76,7 +76,12 @@ def run_ranks(body: Callable[..., None], tp: int, *args: Any, device: str = "cpu
     `body` must be importable by name. An exception in one rank ends all and is raised here, a GyreError as itself.
     """
     if tp < 1:
-        raise ConfigError(f"parallel.tp: wanted at least 1, got {tp}")
+        raise ConfigError(f"parallel.tp: wanted at least 1, got {tp}; raise it")
+    if device.startswith("cuda") and torch.cuda.device_count() < tp:
+        raise ConfigError(
+            f"model.device = {device}: wanted {tp} CUDA devices, this machine has {torch.cuda.device_count()}; "
+            "set model.device = cpu, or a smaller parallel.tp"
+        )
     if tp == 1:
         with groups(device=device):
             body(*args)

@@ -1,11 +1,13 @@
 """The training config: overrides, types, nearest names, and a dump that reads back to the same tree."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from gyre_data.errors import ConfigError
-from gyre_train.config import load_config, to_toml
+from gyre_train import config
+from gyre_train.config import TrainingConfig, load_config, to_toml
 
 MINIMAL = """
 [model]
@@ -26,13 +28,13 @@ def write(tmp_path: Path, text: str = MINIMAL) -> Path:
 
 
 def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path), ["--train.lr=3", '--data.runs=["a", "b"]', "--output.policy_id=x y\\z"])
-    assert config.train.lr == 3.0
-    assert isinstance(config.train.lr, float)
-    assert config.data.runs == ("a", "b")
-    assert config.data.evaluators == {"py test": 2.0, "other": 0.5}
-    assert config.output.policy_id == "x y\\z"
-    assert load_config(write(tmp_path, to_toml(config))) == config
+    found = load_config(write(tmp_path), ["--train.lr=3", '--data.runs=["a", "b"]', "--output.policy_id=x y\\z"])
+    assert found.train.lr == 3.0
+    assert isinstance(found.train.lr, float)
+    assert found.data.runs == ("a", "b")
+    assert found.data.evaluators == {"py test": 2.0, "other": 0.5}
+    assert found.output.policy_id == "x y\\z"
+    assert load_config(write(tmp_path, to_toml(found))) == found
 
 
 @pytest.mark.parametrize(
@@ -68,3 +70,16 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
 
 def test_a_run_needs_no_file_at_all() -> None:
     assert load_config(None, SFT).data.chat == ("c.jsonl",)
+
+
+def test_every_key_is_in_the_docs_with_its_default() -> None:
+    doc = (Path(__file__).resolve().parents[2] / "docs/training.md").read_text()
+    lines = [line.split("`") for line in doc.split("## Keys")[1].splitlines() if line.startswith("| `")]
+    rows = {line[1]: line[3] for line in lines}
+    default = TrainingConfig()
+    wanted = {}
+    for section in dataclasses.fields(default):
+        for key in dataclasses.fields(getattr(default, section.name)):
+            value = getattr(getattr(default, section.name), key.name)
+            wanted[f"{section.name}.{key.name}"] = "unset" if value in (None, "") else config._toml_value(value)
+    assert {name: rows.get(name) for name in wanted} == wanted

@@ -222,6 +222,11 @@ def test_what_cannot_be_trained_says_why(model: Path, run: Path, tmp_path: Path)
         forecast(dataclasses.replace(config(model, out, runs=run), model=small))
 
 
+def test_a_device_that_is_not_there_is_named(model: Path, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"wanted 99 CUDA devices.*set model\.device = cpu"):
+        train(config(model, tmp_path / "out", "--model.device=cuda", "--parallel.tp=99", runs=run))
+
+
 def test_a_step_without_signal_says_why(model: Path, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "r", model)
     for e in gyre_data.admit([open_run(run)]).executions:
@@ -251,5 +256,8 @@ def test_another_template_is_refused(model: Path, tmp_path: Path) -> None:
     assert forecast(config(model, tmp_path / "out", runs=run)).steps == 1
     template = other / "chat_template.jinja"
     template.write_text(template.read_text() + "{# thoughts are kept #}")
-    with pytest.raises(ConfigError, match=r"recorded with template \w{4}, the model has \w{4}; use the template"):
+    with pytest.raises(ConfigError, match=r"recorded with template \w{4}, the model has \w{4}; put the template"):
         forecast(config(model, tmp_path / "out", runs=run))
+    with RunWriter(run) as writer:  # the proxy was given another template file, which is the model's
+        writer.update_info({"template": str(model / "chat_template.jinja")})
+    assert forecast(config(model, tmp_path / "out", runs=run)).steps == 1
