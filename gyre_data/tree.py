@@ -258,7 +258,7 @@ class Forest:
         self.run = run
         # Calls first: a call that is there has its nodes in any table read later.
         self._tables = {name: run.table(name) for name in ("calls", "nodes", "deliveries")}
-        self._rows = {name: rows_by_execution(table) for name, table in self._tables.items()}
+        self._rows = {name: _rows_by_execution(table) for name, table in self._tables.items()}
 
     @property
     def execution_ids(self) -> list[str]:
@@ -277,11 +277,11 @@ class Forest:
                 f"wanted an execution with calls, got {execution_id!r}; see `gyre ls` for what the run holds"
             )
         calls: list[Call] = from_table("calls", self._tables["calls"].take(pa.array(rows["calls"])))
-        delivery = latest_deliveries(self._tables["deliveries"].take(pa.array(rows["deliveries"])))
+        delivery = _latest_deliveries(self._tables["deliveries"].take(pa.array(rows["deliveries"])))
         return Tree(execution_id, self._tables["nodes"], rows["nodes"], calls, delivery)
 
 
-def rows_by_execution(table: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
+def _rows_by_execution(table: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
     """Row numbers of each execution, ascending; executions in order of first appearance."""
     column = table.column("execution_id")
     known = pc.unique(column)
@@ -291,7 +291,7 @@ def rows_by_execution(table: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
     return dict(zip(known.to_pylist(), np.split(order_R.astype(np.int64), cuts), strict=True)) if len(known) else {}
 
 
-def latest_deliveries(table: pa.Table) -> dict[str, DeliveryState]:
+def _latest_deliveries(table: pa.Table) -> dict[str, DeliveryState]:
     """Latest state by call id; of one instant `delivered` wins, so that the order of rows does not matter."""
     best: dict[str, tuple[datetime, bool, DeliveryState]] = {}
     for row in from_table("deliveries", table):

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from textwrap import shorten
 from typing import Any
 
 from gyre_data.eligible import Eligibility, Reason, candidates, eligibility
@@ -256,7 +257,7 @@ class _Builder:
                 continue
             if isinstance(message, dict) and message.get("role") == "user":
                 text = _INSERTED.sub(" ", str(message.get("content") or "")).strip()
-                return text.splitlines()[0][:60] if text else None
+                return shorten(text.splitlines()[0], 48, placeholder=" ...") if text else None
         return None
 
 
