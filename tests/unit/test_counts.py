@@ -28,7 +28,8 @@ def small() -> Forest:
     a = e.call(new=[("system", 5), ("user", 3)], version=("run", 1))
     b = e.call(after=a, new=[("tool", 6)], output=2, version=("run", 2))
     e.call(after=a, new=[("tool", 7)], output=2, extension="fork", branch_reason="context_rewrite", version=None)
-    e.call(after=a, new=[("tool", 8)], output=2, fork_check="sentinel moved", extension="fork", tokens_lost=11)
+    false = {"extension": "fork", "branch_reason": "template", "fork_check": "sentinel moved", "tokens_lost": 11}
+    e.call(after=a, new=[("tool", 8)], output=2, **false)
     e.call(after=b, new=[("tool", 1)], output=3, delivery="undelivered")
     e.call(new=[("user", 1)], output=9, role="side", delivery=None)
     return run
