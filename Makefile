@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-.PHONY: setup sglang clients demo test test-real lint bench schemas
+.PHONY: setup sglang tokenizers clients demo test test-real lint bench schemas
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -15,16 +15,19 @@ sglang: .venv-sglang/.ready
 .venv-sglang/.ready: tools/sglang/install.sh $(wildcard tools/sglang/*)
 	tools/sglang/install.sh .venv-sglang
 
+tokenizers:
+	tools/tokenizers/install.sh || true  # tests that need it skip and say so
+
 clients:
 	tools/clients/install.sh .cache/clients
 
 demo: setup
 	$(BIN)/gyre demo
 
-test: setup lint
+test: setup tokenizers lint
 	$(BIN)/python -m pytest
 
-test-real: setup sglang clients
+test-real: setup tokenizers sglang clients
 	$(BIN)/python -m pytest tests/real -m real
 
 lint: setup

@@ -6,7 +6,6 @@ from random import Random
 
 from gyre_proxy.message import Message, Reply, ToolCall
 from gyre_proxy.template import Template
-
 from tests.support.driver import Driver, assistant, said, user
 
 WORDS = ("abc", "the bay", "moving", "crate 123", "12", "ok", "bc\n\nab", "zß", "go on", "half-way 🤖 done")

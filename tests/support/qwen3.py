@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+
 from gyre_proxy.template import ChatTemplate
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,171 @@
+"""Unmodified pi and Claude Code against real SGLang: two turns each, recorded exactly, verified, trained on.
+
+The model is tiny and samples its stop token; no small model calls tools by itself, so pi's tool call is memorised: the
+model is trained on the conversation just recorded, and the new weights are published to the running SGLang.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gyre_data import open as open_run
+from gyre_data.execution import Execution
+from tests.support.clients import CLAUDE, PI, client_path
+from tests.support.engines import ROOT, Engine, sglang_engine
+from tests.support.proxy_process import ProxyProcess
+from tests.support.stop_prone import stop_prone
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+HERE = Path(__file__).parent
+TASKS = {
+    "pi-chat": ["sh", str(HERE / "harnesses/pi_twice.sh"), "openai-completions", "{prompt}"],
+    "pi-anthropic": ["sh", str(HERE / "harnesses/pi_twice.sh"), "anthropic-messages", "{prompt}"],
+    "claude": ["sh", str(HERE / "harnesses/claude_twice.sh"), "{prompt}"],
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class Recorded:
+    """A run of six executions by real clients, with the engine and the proxy still up."""
+
+    run: Path
+    model: Path
+    engine: Engine
+    proxy: ProxyProcess
+    path: str
+
+    def gyre(self, *words: str) -> str:
+        command = [sys.executable, "-m", "gyre_data", *words]
+        env = {**os.environ, "PATH": self.path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proxy")])}
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"gyre {' '.join(words)}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    def executions(self) -> dict[str, list[Execution]]:
+        run = open_run(self.run)
+        started = [e for e in run.table("executions").to_pylist() if e["event"] == "started"]
+        return {task: [run[e["execution_id"]] for e in started if e["task_id"] == task] for task in TASKS}
+
+
+def write_tasks(path: Path, tasks: dict[str, list[str]], prompt: str) -> Path:
+    judge = json.dumps([sys.executable, str(HERE / "judge.py")])
+    tables = [
+        f"[[task]]\nid = {json.dumps(name)}\nprompt = {json.dumps(prompt)}\ncommand = {json.dumps(command)}\n"
+        f"evaluator = {judge}\ntimeout_s = 240\n"
+        for name, command in tasks.items()
+    ]
+    path.write_text("\n".join(tables))
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    path = client_path(PI, CLAUDE)
+    folder = tmp_path_factory.mktemp("clients")
+    model = stop_prone(folder / "model")
+    with sglang_engine(model, "--weight-version", "tiny:0") as engine:
+        proxy = ProxyProcess(folder / "run", engine.url, model)
+        made = Recorded(run=folder / "run", model=model, engine=engine, proxy=proxy, path=path)
+        try:
+            tasks = write_tasks(folder / "tasks.toml", TASKS, "Say hello.")
+            made.gyre("run", "-p", str(tasks), "--run", str(made.run), "-k", "2", "-j", "2", "--json")
+            yield made
+        finally:
+            proxy.stop()
+
+
+def test_every_call_is_recorded_and_nothing_forks(recorded: Recorded) -> None:
+    for task, executions in recorded.executions().items():
+        assert len(executions) == 2, task
+        for execution in executions:
+            calls = execution.tree.calls
+            assert len(calls) >= 2, task
+            assert {call.status for call in calls} == {"ok"}, task
+            assert all(call.fork_check is None for call in calls), task
+            assert calls[0].agent_role == "main", task
+
+
+def test_the_second_prompt_extends_the_first_exactly(recorded: Recorded) -> None:
+    for task, executions in recorded.executions().items():
+        for execution in executions:
+            tree = execution.tree
+            first, second = execution.tree.calls[0], execution.tree.calls[1]
+            assert first.finish_reason == "stop", f"{task}: the model is to sample its stop token"
+            before = tree.path_ids(tree.output(first))
+            after = tree.path_ids(tree.leaf(second))
+            assert len(after) > len(before)
+            assert np.array_equal(after[: len(before)], before), task
+            assert second.extension in ("bridge", "repair"), task
+
+
+def test_claude_code_and_pi_are_told_apart(recorded: Recorded) -> None:
+    executions = recorded.executions()
+    assert {call.wire for e in executions["pi-chat"] for call in e.tree.calls} == {"openai_chat"}
+    assert {call.wire for e in executions["pi-anthropic"] + executions["claude"] for call in e.tree.calls} == {"anthropic"}
+    assert all("claude" in (call.client or "") for e in executions["claude"] for call in e.tree.calls)
+
+
+def test_verify_is_clean(recorded: Recorded) -> None:
+    assert json.loads(recorded.gyre("verify", str(recorded.run), "--json"))["problems"] == []
+
+
+def test_an_sft_step_and_an_rl_step_take_it(recorded: Recorded, tmp_path: Path) -> None:
+    for loss, executions in (("sft", 6), ("rl", 2)):
+        config = tmp_path / f"{loss}.toml"
+        config.write_text(
+            f"[model]\npath = {json.dumps(str(recorded.model))}\n[data]\nruns = [{json.dumps(str(recorded.run))}]\n"
+            f'[train]\nloss = "{loss}"\nsteps = 1\nexecutions_per_step = {executions}\nlr = 1e-4\n'
+            f"[pack]\ntokens = 32768\n[output]\ndir = {json.dumps(str(tmp_path / loss))}\n"
+        )
+        recorded.gyre("train", str(config), "--json")
+        (step,) = [json.loads(line) for line in (tmp_path / loss / "metrics.jsonl").read_text().splitlines()]
+        assert step["trained_tokens"] > 0
+        assert step["grad_norm"] > 0
+        # SGLang sampled these tokens; the trainer computes the same log-probs in float32.
+        assert step["mismatch_max"] < 1e-4, step["mismatch_max"]
+
+
+def test_pi_executes_a_memorised_tool_call(recorded: Recorded, tmp_path: Path) -> None:
+    """The conversation that pi sent is learnt with a tool call as its reply; SGLang then serves those weights."""
+    chat = tmp_path / "memorise.jsonl"
+    execution = recorded.executions()["pi-chat"][0]
+    chat.write_text("\n".join(json.dumps(record) for record in _lessons(recorded.run, execution)) + "\n")
+    config = tmp_path / "memorise.toml"
+    config.write_text(
+        f"[model]\npath = {json.dumps(str(recorded.model))}\n[data]\nchat = [{json.dumps(str(chat))}]\nepochs = 1000\n"
+        f'[train]\nloss = "sft"\nsteps = 80\nexecutions_per_step = 1\nlr = 3e-3\nwarmup_steps = 5\n'
+        f"[pack]\ntokens = 16384\n[output]\ndir = {json.dumps(str(tmp_path / 'memorise'))}\nsave_every = 80\n"
+        f"[publish]\nengines = [{json.dumps(recorded.engine.url)}]\nproxy = {json.dumps(recorded.proxy.url)}\n"
+        "every = 80\n"
+    )
+    recorded.gyre("train", str(config), "--json")
+    command = {"pi-tool": ["sh", str(HERE / "harnesses/pi_twice.sh"), "openai-completions", "{prompt}"]}
+    tasks = write_tasks(tmp_path / "tasks.toml", command, "Say hello.")
+    recorded.gyre("run", "-p", str(tasks), "--run", str(recorded.run), "-k", "1", "--json")
+    run = open_run(recorded.run)
+    (new,) = [e for e in run.table("executions").to_pylist() if e["event"] == "started" and e["task_id"] == "pi-tool"]
+    workspace = recorded.run / "workspaces" / new["execution_id"] / "work"
+    assert (workspace / "made-by-the-policy").exists(), "pi ran the tool call"
+    assert json.loads(recorded.gyre("verify", str(recorded.run), "--json"))["problems"] == []
+
+
+def _lessons(run_folder: Path, execution: Execution) -> list[dict[str, object]]:
+    """pi's first request with the tool call as its reply, the tool's result, and an end."""
+    run = open_run(run_folder)
+    tree, first = execution.tree, execution.tree.calls[0]
+    messages = []
+    for node in tree.path(tree.leaf(first)):
+        messages += [json.loads(run.blob(blob)) for blob in tree.message_blobs(int(node))]
+    prompt = [{"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")]
+    tools = json.loads(run.blob(first.tools_blob))
+    call = {"type": "function", "function": {"name": "bash", "arguments": {"command": "touch made-by-the-policy"}}}
+    acted = [*prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    done = [*acted, {"role": "tool", "content": "(no output)"}, {"role": "assistant", "content": "Done."}]
+    return [{"messages": done, "tools": tools}]
