@@ -145,9 +145,9 @@ class Demo:
         seconds = round(time.monotonic() - started, 1)
         self.summary["seconds"][name] = seconds
         head = rf"\[{number}/{NUM_STEPS}] [bold]{name:<8}[/bold]"
-        self.console.print(f"{head} {said[0] if said else ''}  [dim]{seconds:.0f} s[/dim]")
+        self.console.print(f"{head} {said[0] if said else ''}  [dim]{seconds:.0f} s[/dim]", soft_wrap=True)
         for line in said[1:]:
-            self.console.print(f"{'':15}{line}", markup=False)
+            self.console.print(line, markup=False, soft_wrap=True)
 
     def start_engine(self, services: ExitStack, model: Path | None) -> None:
         """Step 1: make the policy and serve it."""
@@ -192,15 +192,16 @@ class Demo:
         """Step 3: the trees with the most branches, and the counts."""
         with self.step(3, "tree", "reading the run back") as said:
             stats = json.loads(self.gyre("stats", "--json"))
-            self.summary["stats"] = stats
-            verified = json.loads(self.gyre("verify", "--json"))
-            said.append(f"verified: {len(verified['problems'])} problems")
+            wanted = ("calls", "message_nodes", "occurrences", "false_forks")
+            self.summary |= {name: stats[name] for name in wanted} | {"forks": stats["forks"]}
+            problems = json.loads(self.gyre("verify", "--json"))["problems"]
+            said.append(f"read back and verified: {len(problems)} problems")
             for execution in self.interesting():
                 said += ["", *self.gyre("tree", execution).splitlines()]
-            said += ["", *self.gyre("stats").splitlines()]
+            said += ["", *self.gyre("stats").splitlines(), ""]
 
     def interesting(self) -> list[str]:
-        """One execution of each task: the one whose tree has a retry, since sample 1 sends a request twice."""
+        """One execution of each task: sample 1, which sends a request twice, so that its tree has a retry."""
         from gyre_data import open as open_run
 
         events = open_run(self.folder).table("executions").to_pylist()
@@ -214,15 +215,17 @@ class Demo:
 
         with self.step(4, "admit", "choosing trajectories") as said:
             admission = admit([open_run(self.folder)])
-            kept = sum(len(e.trajectories) for e in admission.executions)
-            said.append(f"{kept} trajectories of {len(admission.executions)} executions, {admission.num_owned} tokens")
-            for level, reasons in admission.counts().items():
-                said += [f"left out, {level}: {reason} {count}" for reason, count in reasons.items()]
+            counts = admission.counts()
+            kept = counts.pop("admitted")
+            said.append(
+                f"{kept['trajectories']} trajectories of {kept['executions']} executions, {kept['tokens']:,} tokens"
+            )
+            for level, reasons in counts.items():
+                said += [f"  left out: {count} {level}, {reason}" for reason, count in reasons.items()]
             for group in admission.groups:
-                said.append(
-                    f"group {group.group_id}: {group.num_valid} scores, mean {group.mean:.2f}, std {group.std:.2f}"
-                )
-            self.summary["admitted"] = {"trajectories": kept, "tokens": admission.num_owned, **admission.counts()}
+                mean, spread = f"{group.mean:.2f}", f"{group.std:.2f}"
+                said.append(f"  group {group.group_id}: {group.num_valid} scores, mean {mean}, deviation {spread}")
+            self.summary["admitted"] = {"kept": kept, "left_out": counts}
 
     def check(self) -> None:
         """Step 5: the exactness contract on the trees just recorded."""
@@ -235,7 +238,7 @@ class Demo:
                 f"packed vs rows: max gradient difference {gap.gradient:.0e} (float64, limit 1e-9); "
                 f"{gap.tree_tokens:,} tokens computed for {gap.row_tokens:,}"
             )
-            said.append(f"engine vs trainer: max |dlogp| {before:.0e} on recorded tokens (limit 1e-4)")
+            said.append(f"  engine vs trainer: max |dlogp| {before:.0e} on recorded tokens (limit 1e-4)")
             self.summary["max_gradient_difference"] = gap.gradient
             self.summary["packed_tokens"], self.summary["row_tokens"] = gap.tree_tokens, gap.row_tokens
             self.summary["max_logprob_difference_before_publish"] = before
@@ -258,7 +261,7 @@ class Demo:
             self.summary["trained_tokens"] = sum(step["trained_tokens"] for step in steps)
             said.append(f"{len(steps)} steps, {self.summary['trained_tokens']:,} tokens with a gradient")
             for step in steps:
-                said.append(f"step {step['step']}: loss {step['loss']:+.4f}  gradient norm {step['grad_norm']:.3f}")
+                said.append(f"  step {step['step']}: loss {step['loss']:+.4f}  gradient norm {step['grad_norm']:.3f}")
 
     def serve(self) -> None:
         """Step 7: the engine serves version 2; one more execution runs under it; its log-probs are the trainer's."""

@@ -48,15 +48,19 @@ TASKS: tuple[DemoTask, ...] = (
 
 
 def judge(expected: str, outage_on: str | None = None) -> None:
-    """Evaluator: the share of right numbers in answer.txt. It fails on purpose for the sample index `outage_on`."""
+    """Evaluator: the share of right numbers in answer.txt, the later ones counting more.
+
+    It fails on purpose for the sample index `outage_on`.
+    """
     if outage_on is not None and os.environ["GYRE_SAMPLE_INDEX"] == outage_on:
         sys.exit("the judge is down (a fault injected by the demo)")
     wanted = expected.split()
     path = Path(os.environ["GYRE_WORKSPACE"]) / "answer.txt"
     got = path.read_text().split() if path.exists() else []
-    right = sum(a == b for a, b in zip(wanted, got, strict=False))
+    right = [place for place, (a, b) in enumerate(zip(wanted, got, strict=False), start=1) if a == b]
+    value = sum(right) / sum(range(1, len(wanted) + 1))
     unfinished = os.environ["GYRE_END_REASON"] != "finished"
-    verdict = {"value": right / len(wanted), "partial": unfinished, "detail": {"right": right, "of": len(wanted)}}
+    verdict = {"value": value, "partial": unfinished, "detail": {"right": right, "of": len(wanted)}}
     Path(os.environ["GYRE_SCORE_FILE"]).write_text(json.dumps(verdict))
 
 

@@ -108,7 +108,9 @@ def test_the_second_prompt_extends_the_first_exactly(recorded: Recorded) -> None
 def test_claude_code_and_pi_are_told_apart(recorded: Recorded) -> None:
     executions = recorded.executions()
     assert {call.wire for e in executions["pi-chat"] for call in e.tree.calls} == {"openai_chat"}
-    assert {call.wire for e in executions["pi-anthropic"] + executions["claude"] for call in e.tree.calls} == {"anthropic"}
+    assert {call.wire for e in executions["pi-anthropic"] + executions["claude"] for call in e.tree.calls} == {
+        "anthropic"
+    }
     assert all("claude" in (call.client or "") for e in executions["claude"] for call in e.tree.calls)
 
 

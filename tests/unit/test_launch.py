@@ -12,7 +12,7 @@ from gyre_data.errors import ConfigError
 from gyre_proxy.launch.evaluate import evaluate
 from gyre_proxy.launch.harness import environment, kill_leftover, run_harness
 from gyre_proxy.launch.record import plan_launch
-from gyre_proxy.launch.tasks import fill, load_tasks
+from gyre_proxy.launch.tasks import fill, load_tasks, program_name
 from gyre_proxy.launch.workspace import Workspace, capture
 
 
@@ -55,6 +55,20 @@ def test_a_missing_task_file_names_the_place(tmp_path: Path) -> None:
 def test_filling_a_command_is_no_shell() -> None:
     filled = fill(("agent", "-p", "{prompt}", "{other}"), {"prompt": "a; rm -rf {workspace} $HOME", "workspace": "/w"})
     assert filled == ["agent", "-p", "a; rm -rf /w $HOME", "{other}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/usr/bin/claude", "-p", "x"], "claude"),
+        (["/opt/bin/python3.11", "judge.py", "4"], "judge"),
+        (["python", "-m", "pkg.judge", "4"], "pkg.judge"),
+        (["sh", "runs/pi_twice.sh"], "pi_twice"),
+        (["sh"], "sh"),
+    ],
+)
+def test_a_command_is_called_by_what_it_runs(command: list[str], name: str) -> None:
+    assert program_name(command) == name
 
 
 def test_a_digest_sees_contents_names_and_modes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from gyre_data.errors import ConfigError
 from .client import ProxyClient
 from .evaluate import Verdict, evaluate
 from .harness import environment, kill_leftover, run_harness
-from .tasks import Task, fill
+from .tasks import Task, fill, program_name
 from .workspace import Workspace, capture
 
 __all__ = ["RunResult", "Supervisor", "Watched"]
@@ -116,7 +116,7 @@ class Supervisor:
                 task=task.id,
                 group=group,
                 sample_index=index,
-                harness=Path(command[0]).name,
+                harness=program_name(command),
                 launcher={"command": list(command), "timeout_s": task.timeout_s, "evaluator": task.evaluator},
             )
 
@@ -196,7 +196,7 @@ class Supervisor:
             timeout_s=task.evaluator_timeout_s,
             env=env,
         )
-        name = Path(task.evaluator[0]).name
+        name = program_name(task.evaluator)
         fields = {
             "status": verdict.status,
             "value": verdict.value,

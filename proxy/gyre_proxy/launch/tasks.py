@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from gyre_data.errors import ConfigError
 
-__all__ = ["PLACEHOLDERS", "Task", "fill", "load_tasks"]
+__all__ = ["PLACEHOLDERS", "Task", "fill", "load_tasks", "program_name", "split_command"]
+
+_INTERPRETER = re.compile(r"python[\d.]*|sh|bash|node|npx|uvx?")
 
 PLACEHOLDERS = ("base_url", "prompt", "workspace", "sample_index")
 
@@ -83,6 +86,14 @@ def split_command(command: str | list[str], what: str) -> tuple[str, ...]:
     if not parts or not all(isinstance(part, str) for part in parts):
         raise ConfigError(f"{what}: wanted a command line or a list of strings, got {command!r}")
     return tuple(parts)
+
+
+def program_name(command: Sequence[str]) -> str:
+    """What a command line is called in the records: its program, or the script or module that an interpreter runs."""
+    words = [word for word in command if not word.startswith("-")]
+    if len(words) > 1 and _INTERPRETER.fullmatch(Path(words[0]).name):
+        return Path(words[1]).stem if "-m" not in command[:2] else words[1]
+    return Path(words[0]).name
 
 
 def fill(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
