@@ -61,7 +61,7 @@ class Follower:
             self._future = None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Generation:
     """The reply to one call. Single-threaded: used from the event loop only."""
 

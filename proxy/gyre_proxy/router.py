@@ -39,7 +39,7 @@ def read_version(weight_version: str, policy_id: str | None) -> PolicyVersion:
     return PolicyVersion(policy_id=policy_id, n=int(weight_version) if weight_version.isdigit() else 0)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Engine:
     """One engine as the router sees it. Changed by the router only, except for `in_flight`."""
 

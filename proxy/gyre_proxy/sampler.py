@@ -34,7 +34,7 @@ class SamplerLimits:
     """Longest wait for an engine when none is up."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Sampler:
     """State of one reply's sampling. What was sampled so far is whole at every moment, also after an error."""
 
