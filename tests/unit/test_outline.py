@@ -107,6 +107,7 @@ def test_links_name_calls() -> None:
     sub = {"role": "sub_agent", "agent_id": "a91", "spawned_by_node": a.output, "spawned_by_tool_call": "t1"}
     b = e.call(**sub)
     c = e.call(after=b, role="sub_agent_summary", agent_id="a91")
+    other = e.call(after=b, role="sub_agent_summary", agent_id="a91", output=9)
     d = e.call(
         new=[("user", 7), ("assistant", 4, {"copy_of": b.output})],
         role="sub_agent", agent_id="a91", branch_reason="compaction", extension="fork", continues_from=c.id,
@@ -114,7 +115,7 @@ def test_links_name_calls() -> None:
     nameless = e.call(role="sub_agent")
     tree = Execution.load(run, "0123").tree
     first, second = sub_agents(tree)
-    assert (first.agent_id, first.calls, first.spawned_by_call) == ("a91", (b.id, c.id, d.id), a.id)
+    assert (first.agent_id, first.calls, first.spawned_by_call) == ("a91", (b.id, c.id, other.id, d.id), a.id)
     assert (first.spawned_by_node, first.spawned_by_tool_call) == (a.output, "t1")
     assert (second.calls, second.spawned_by_call) == ((nameless.id,), None)
     assert second.agent_id == tree.node_id[int(tree.path(tree.index[nameless.prompt])[0])]
