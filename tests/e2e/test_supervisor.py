@@ -1,0 +1,164 @@
+"""`gyre run` over a real proxy: verdicts, timeouts, environment states, resuming, left-overs, cancellation."""
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gyre_data import open as open_run
+from gyre_data.errors import ConfigError
+from gyre_proxy.launch.client import ProxyClient
+from gyre_proxy.launch.supervisor import Supervisor
+from gyre_proxy.launch.tasks import Task
+from tests.support.proxy_server import Served, check_run, serve_proxy
+from tests.support.scripted_engine import ScriptedEngine, serve_app
+
+HARNESS = str(Path(__file__).parents[1] / "support" / "mini_harness.py")
+JUDGE = (
+    "import json, os; "
+    "json.dump({'value': 0.5, 'partial': os.environ['GYRE_END_REASON'] != 'finished'}, "
+    "open(os.environ['GYRE_SCORE_FILE'], 'w'))"
+)
+REPLY = {"deltas": [{"ids": [111, 107], "text": "ok", "lps": [-0.1, -0.2]}], "finish": {"type": "stop"}}
+
+
+def task(name: str, *flags: str, judge: str = JUDGE, num_calls: int = 2, timeout_s: float = 30.0) -> Task:
+    return Task(
+        id=name,
+        prompt="p",
+        command=(sys.executable, HARNESS, str(num_calls), *flags),
+        evaluator=(sys.executable, "-c", judge),
+        timeout_s=timeout_s,
+    )
+
+
+def events(run: Path) -> dict[str, dict[str, object]]:
+    """What the executions table says of each execution, later rows over earlier ones."""
+    known: dict[str, dict[str, object]] = {}
+    for row in open_run(run).table("executions").to_pylist():
+        seen = known.setdefault(row["execution_id"], {})
+        seen.update({name: value for name, value in row.items() if value is not None})
+    return known
+
+
+def rows(run: Path, table: str) -> list[dict[str, object]]:
+    return open_run(run).table(table).to_pylist()
+
+
+@pytest.fixture
+async def served(tmp_path: Path):
+    engine = ScriptedEngine([REPLY])
+    async with serve_app(engine) as url:
+        engine.url = url
+        async with serve_proxy(tmp_path / "run", engine) as proxy:
+            yield proxy
+
+
+async def supervise(served: Served, *tasks: Task, **options: object):
+    async with ProxyClient(served.url, patience_s=5) as client:
+        return await Supervisor(client, served.run, tasks, **options).run()
+
+
+async def test_executions_run_are_judged_and_leave_their_states(served: Served) -> None:
+    result = await supervise(served, task("t"), attempts=2, concurrency=2, states_every=1)
+    assert result.ended == {"finished": 2}
+    assert result.verdicts == {"scored": 2}
+    known = events(served.run)
+    assert {e["sample_index"] for e in known.values()} == {0, 1}
+    assert {e["group_id"] for e in known.values()} == {"g-t"}
+    scores = rows(served.run, "scores")
+    assert [s["value"] for s in scores] == [0.5, 0.5]
+    states = rows(served.run, "environments")
+    for execution in known:
+        mine = [s for s in states if s["execution_id"] == execution]
+        assert len({s["digest"] for s in mine}) >= 2, "the start, and at least the end"
+        (score,) = [s for s in scores if s["execution_id"] == execution]
+        assert score["state_id"] in {s["state_id"] for s in mine}
+    calls = rows(served.run, "calls")
+    assert len(calls) == 4
+    assert all(c["environment_state_id"] is not None for c in calls)
+    check_run(served.run)
+
+
+async def test_a_timeout_is_scored_and_a_failed_evaluator_is_not(served: Served) -> None:
+    slow = task("slow", "--sleep", timeout_s=3.0)
+    broken = task("broken", judge="raise SystemExit('no')")
+    result = await supervise(served, slow, broken, concurrency=2)
+    assert result.ended == {"harness_timeout": 1, "finished": 1}
+    assert result.verdicts == {"scored": 1, "failed": 1}
+    by_task = {e["task_id"]: e["execution_id"] for e in events(served.run).values()}
+    scores = {s["execution_id"]: s for s in rows(served.run, "scores")}
+    assert scores[by_task["slow"]]["value"] == 0.5
+    assert scores[by_task["slow"]]["partial"] is True
+    assert scores[by_task["broken"]]["value"] is None
+    assert scores[by_task["broken"]]["status"] == "failed"
+
+
+async def test_the_same_command_resumes(served: Served) -> None:
+    await supervise(served, task("t"), attempts=1)
+    again = await supervise(served, task("t"), attempts=1)
+    assert again.ended == {}
+    more = await supervise(served, task("t"), attempts=3)
+    assert more.ended == {"finished": 2}
+    assert sorted(e["sample_index"] for e in events(served.run).values()) == [0, 1, 2]
+
+
+async def test_what_a_dead_launcher_left_is_replaced(served: Served) -> None:
+    async with ProxyClient(served.url) as client:
+        group = await client.create_group("t", 1, "g-t")
+        await client.create_execution(task="t", group=group, sample_index=0, harness="h")
+        (claimed,) = await client.claim(1)
+    result = await supervise(served, task("t"), attempts=1)
+    assert result.ended == {"finished": 1}
+    known = events(served.run)
+    assert known.pop(claimed["id"])["end_reason"] == "infra_fault"
+    (replacement,) = known.values()
+    assert replacement["end_reason"] == "finished"
+
+
+async def test_an_unjudged_end_is_judged_on_the_next_run(served: Served) -> None:
+    bare = Task(id="t", prompt="p", command=(sys.executable, HARNESS, "1"))
+    await supervise(served, bare, attempts=1)
+    assert rows(served.run, "scores") == []
+    result = await supervise(served, task("t"), attempts=1)
+    assert result.verdicts == {"scored": 1}
+
+
+async def test_a_stop_ends_harnesses_and_the_next_run_goes_on(served: Served) -> None:
+    running = asyncio.create_task(supervise(served, task("t", "--sleep"), attempts=2, concurrency=2))
+    deadline = asyncio.get_running_loop().time() + 60
+    while len(rows(served.run, "calls")) < 4:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert {e["end_reason"] for e in events(served.run).values()} == {"cancelled"}
+    assert not list(served.run.glob("workspaces/*/pid"))
+    result = await supervise(served, task("t"), attempts=2)
+    assert result.ended == {"finished": 2}
+    assert Counter(e["end_reason"] for e in events(served.run).values()) == {"cancelled": 2, "finished": 2}
+    check_run(served.run)
+
+
+async def test_two_launchers_do_not_share_a_run(served: Served) -> None:
+    running = asyncio.create_task(supervise(served, task("t", "--sleep"), attempts=1))
+    deadline = asyncio.get_running_loop().time() + 60
+    while not rows(served.run, "calls"):
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
+    with pytest.raises(ConfigError, match="another `gyre run`"):
+        await supervise(served, task("t"), attempts=1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_was_launched_is_recorded(served: Served) -> None:
+    await supervise(served, task("t"), attempts=1)
+    (known,) = events(served.run).values()
+    launcher = json.loads(str(known["launcher"]))
+    assert launcher["command"][1] == HARNESS
+    assert known["harness"] == "mini_harness"
