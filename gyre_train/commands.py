@@ -41,6 +41,7 @@ def engine(
         context_length=context_length,
         threads=threads,
     )
+    typer.echo(f"engine: {model_dir} on http://{host}:{port}, Ctrl-C stops it")
     serve(settings, host=host, port=port)
 
 

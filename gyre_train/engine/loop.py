@@ -116,6 +116,10 @@ class EngineLoop:
         """End the requests whose rid starts with `rid` (SGLang's rule), or all for None; unknown ones are ignored."""
         return self._call(lambda: self._abort(lambda one: rid is None or one.rid.startswith(rid)))
 
+    def drop(self, sequence: Sequence) -> Future[None]:
+        """End this one request, whatever the others are called; nothing happens when it has ended by itself."""
+        return self._call(lambda: self._abort(lambda one: one is sequence))
+
     def pause(self, mode: str) -> Future[None]:
         """Stop computing; see the module's head for the modes."""
 

@@ -160,7 +160,7 @@ async def _stream(
     finally:
         # Reached early only when the client has gone: what nobody reads is not computed.
         if sequence.finish_reason is None:
-            loop.abort(sequence.rid)
+            loop.drop(sequence)
 
 
 async def _until_finished(loop: EngineLoop, request: Request, sequence: Sequence, changed: asyncio.Event) -> None:
@@ -169,7 +169,7 @@ async def _until_finished(loop: EngineLoop, request: Request, sequence: Sequence
             pass
 
     watcher = asyncio.create_task(gone())
-    watcher.add_done_callback(lambda task: None if task.cancelled() else loop.abort(sequence.rid))
+    watcher.add_done_callback(lambda task: None if task.cancelled() else loop.drop(sequence))
     try:
         while sequence.finish_reason is None:
             await changed.wait()
@@ -177,7 +177,7 @@ async def _until_finished(loop: EngineLoop, request: Request, sequence: Sequence
     finally:
         watcher.cancel()
         if sequence.finish_reason is None:
-            loop.abort(sequence.rid)
+            loop.drop(sequence)
 
 
 def _whole(loop: EngineLoop, sequence: Sequence, wanted: GenerateRequest) -> Response:
