@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gyre_train.engine.loop import EngineLoop, LoopSettings
@@ -69,6 +69,8 @@ actions = st.lists(
 )
 
 
+# A long prompt is still being read while a later, short one already samples.
+@example(actions=[("submit", list(range(60)), ""), ("submit", [5], ""), ("submit", [6], "k"), ("advance", 6)])
 @settings(max_examples=25, deadline=None)
 @given(actions=actions)
 def test_every_request_gets_what_it_gets_alone(model: Model, actions: list[tuple[object, ...]]) -> None:

@@ -11,6 +11,7 @@ pip() { "$venv/bin/python" -m pip install --disable-pip-version-check -q "$@"; }
 # torch first, so that nothing below picks another build of it; sglang without its dependencies, which name the GPU stack.
 pip torch==2.13.0 numpy
 pip --no-deps sglang==0.5.23
+# pip then lists the GPU packages that are missing: they are left out on purpose.
 pip -r "$here/requirements.txt" torch==2.13.0
 
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
