@@ -201,3 +201,34 @@ async def test_what_is_recorded_of_a_call(tmp_path):
     (delivery,) = deliveries_of(run)
     assert (delivery.call_id, delivery.state) == (call.call_id, "delivered")
     assert answer.headers["x-gyre-call"] == call.call_id
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_sequence_ends_what_is_shown_but_not_the_ids(tmp_path, stream):
+    ids = [97, 98, 35, 35]  # "ab##", told to stop at "##"
+    engine = ScriptedEngine(
+        [{"deltas": [{"ids": [token], "lps": [-0.1]} for token in ids], "finish": {"type": "stop", "matched": "##"}}]
+    )
+    request = {"model": "toy", "max_tokens": 64, "messages": [{"role": "user", "content": "x"}]}
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine) as served:
+        blocks, reason = await send(served, "anthropic", {**request, "stop_sequences": ["##"]}, stream)
+        assert (blocks, reason) == ([("text", "ab")], "stop_sequence")
+    (call,) = check_run(tmp_path / "run", engine)
+    assert nodes_of(tmp_path / "run")[call.output_node].token_ids.tolist() == ids
+    assert engine.requests[0]["sampling_params"]["stop"] == ["##"]
+    assert (call.finish_reason, call.stop_reason) == ("stop", "stop_sequence")
+
+
+async def test_an_agent_named_in_the_path_is_a_conversation_of_its_own(tmp_path):
+    engine = ScriptedEngine([{"deltas": [{"ids": [79, 104, 257], "lps": [-0.1, -0.2, -0.3]}]}])
+    request = {"model": "toy", "max_tokens": 64, "messages": [{"role": "user", "content": "x"}]}
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine) as served:
+        await served.anthropic("e1").messages.create(**request)
+        await served.anthropic("e1/a/helper").messages.create(**request)
+        await served.openai("e1/a/helper").chat.completions.create(**request)
+    main, *helpers = check_run(tmp_path / "run", engine)
+    assert (main.agent_id, main.agent_role) == (None, "main")
+    assert [(call.agent_id, call.agent_role, call.role_source) for call in helpers] == [
+        ("helper", "sub_agent", "header")
+    ] * 2
+    assert {call.execution_id for call in (main, *helpers)} == {"e1"}
