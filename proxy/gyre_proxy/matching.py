@@ -2,8 +2,9 @@
 
 The chain starts from tokenizer, template and tools. A message adds its canonical hash; an assistant message that is
 the same turn as an output sampled after exactly these messages adds that node's id instead. The walk follows every
-reading that is recorded, and takes the one whose last sampled turn is deepest; among equals the one that goes on
-furthest along recorded messages, then the one whose turn is newest. A node id that the client echoed beats both.
+reading that is recorded, and takes the one whose last sampled turn is deepest; among equals the one with more turns
+that the client named by the ids we minted, then the one that goes on furthest along recorded messages, then the one
+whose turn is newest. A turn that is named is never taken for another one in its place.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class _Reading:
     before: _Reading | None = None
     turn: Turn | None = None
     last: int = -1
+    named: int = 0
+    """Turns that the client named by their id."""
     order: int = 0
 
 
@@ -91,11 +94,18 @@ def match(
                     before=reading,
                     turn=turn,
                     last=i,
+                    named=reading.named + (turn.entry.node_id == message.node_hint),
                     order=turn.entry.order,
                 )
                 for turn in _candidates(message, turns.get(reading.hash, ()), client)
             ]
-            plain = _Reading(hash=_link(reading.hash, canon[i]), before=reading, last=reading.last, order=reading.order)
+            plain = _Reading(
+                hash=_link(reading.hash, canon[i]),
+                before=reading,
+                last=reading.last,
+                named=reading.named,
+                order=reading.order,
+            )
             live = [one for one in (*nexts, plain) if one.hash in known]
             ended += [(i, one) for one in nexts if one.hash not in known] + ([] if live else [(i, plain)])
             following += live
@@ -103,7 +113,7 @@ def match(
         if not alive:
             break
     ended += [(len(messages), reading) for reading in alive]
-    _, best = max(ended, key=lambda found: (found[1].last, found[0], found[1].order))
+    _, best = max(ended, key=lambda found: (found[1].last, found[1].named, found[0], found[1].order))
     return _unrolled(best, canon)
 
 

@@ -397,3 +397,48 @@ def test_a_message_carries_its_words_to_disk() -> None:
     assert b'"raw"' in stored[0]
     assert b'{"z":1.0,"a":2}' in stored[1]
     assert b'"reasoning":"why"' in stored[1]
+
+
+def test_messages_that_differ_do_not_share_a_node_though_their_tokens_are_equal() -> None:
+    driver = toy()
+    image = {"blocks": [{"type": "image", "data": "AAAA"}]}
+    with_image = [system("s"), Message(role="user", content="u", raw=image)]
+    say(driver, with_image, "a")
+    plan = driver.plan([system("s"), user("u")])
+    assert [node in driver.plans[0].node_ids for node in plan.node_ids] == [True, False, False]
+    assert np.array_equal(plan.prompt_ids, driver.plans[0].prompt_ids)
+    assert driver.plan(with_image).extension is Extension.RETRY
+
+
+def test_a_whole_rendering_may_go_through_a_cut_turn_and_close_it() -> None:
+    driver = toy()
+    driver.call([user("u")], driver.template.encode("one").ids, said("one", finish="length"))
+    plan = driver.call([user("u"), assistant("one")], [98, 257], said("b"))
+    assert plan.fork_check.startswith("V1")
+    close, generation = plan.new_nodes
+    assert driver.calls[0].output_node == close.parent_id
+    assert (close.author, close.messages, close.copy_of) == (Author.TEMPLATE, (), None)
+    assert generation.kind is NodeKind.GENERATION_PROMPT
+    driver.check()
+
+
+def test_messages_that_share_a_node_are_found_again_after_a_restart() -> None:
+    driver = toy()
+    chat = [system("s"), system("t"), user("u")]
+    say(driver, chat, "a")
+    assert [len(node.message_blobs or ()) for node in driver.nodes] == [2, 1, 0, 1]
+    driver.history = driver.restored()
+    plan = driver.plan([*chat, assistant("a"), user("v")])
+    assert plan.extension is Extension.BRIDGE
+
+
+def test_agents_that_start_side_by_side_get_calls_of_their_own() -> None:
+    driver = ClaudeCode(ToyTemplate())
+    calls = [ToolCall(name="Agent", arguments={"prompt": "look"})] * 2
+    driver.turn([user("go")], "", *calls)
+    parent, plans = driver.output_node, []
+    for agent in ("a1", "a2"):
+        plan = driver.plan([user("look")], AgentLabel(role=AgentRole.SUB_AGENT, source="header", agent_id=agent))
+        driver.history.reserve(plan)
+        plans.append(plan)
+    assert [p.spawned_by_tool_call for p in plans] == [f"toolu_{parent}_0", f"toolu_{parent}_1"]

@@ -107,17 +107,21 @@ def test_t12_assistant_text_of_the_client_is_context() -> None:
     assert plan.agent_role is AgentRole.MAIN
 
 
+@pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("thinking", ["keep", "fork"])
-def test_t02_reasoning_that_the_template_drops(thinking: str) -> None:
+def test_t02_reasoning_that_the_template_drops(thinking: str, dropped: bool) -> None:
     given, wanted = case("T02")["input"], case("T02")["expected"]
     driver = Driver(ToyTemplate(given["template"]), thinking=thinking)
     driver.call(messages(given["turn_1"]), given["reply_1_ids"], said("a1", reasoning="long thought"))
-    second = driver.call(messages(given["turn_2"]), [121, 257], said("y"))
+    chat = messages(given["turn_2"])
+    if dropped:  # the client keeps no reasoning; what the policy sampled had some all the same
+        chat[1] = assistant("a1")
+    second = driver.call(chat, [121, 257], said("y"))
     driver.check()
     if thinking == "keep":
         start = wanted["append"]["turn_2_prompt_starts_with"]
         assert second.prompt_ids.tolist()[: len(start)] == start
-        assert second.extension is Extension.BRIDGE
+        assert second.extension is (Extension.REPAIR if dropped else Extension.BRIDGE)
         return
     assert second.prompt_ids.tolist() == wanted["re_render"]["turn_2_prompt_ids"]
     assert (second.extension, second.branch_reason) == (Extension.FORK, BranchReason.TEMPLATE)
@@ -211,6 +215,7 @@ def test_a_retry_that_was_never_recorded_leaves_nothing() -> None:
     plan = driver.plan([user("x")])
     driver.history.reserve(plan)
     driver.history.release(plan)
+    assert not driver.history._known, "nothing of it is kept"
     again = driver.plan([user("x")])
     assert (again.extension, len(again.new_nodes)) == (Extension.ROOT, len(plan.new_nodes))
 
@@ -226,3 +231,26 @@ def test_reasoning_that_was_cut_is_closed_too() -> None:
     plan = driver.plan([user("w"), assistant("b"), user("v")])
     start = driver.path_ids(driver.output_node).tolist()
     assert plan.prompt_ids.tolist()[len(start) :][:2] == [257, 10]
+
+
+def test_siblings_with_the_same_text_have_histories_of_their_own() -> None:
+    driver = Driver(ToyTemplate("chatml"))
+    for ids in ([97, 301, 257], [302, 257]):
+        driver.call([user("x")], ids, said("abc"))
+    nodes = [call.output_node for call in driver.calls]
+    plans = [driver.call([user("x"), assistant("abc", hint=node), user("y")], [122, 257], said("z")) for node in nodes]
+    assert [nodes[i] in plan.node_ids for i, plan in enumerate(plans)] == [True, True]
+    assert [plan.extension for plan in plans] == [Extension.BRIDGE, Extension.BRIDGE]
+    deeper = [user("x"), assistant("abc"), user("y"), assistant("z", hint=driver.calls[2].output_node), user("w")]
+    assert nodes[0] in driver.plan(deeper).node_ids, "the deeper turn decides which sibling came before it"
+    driver.check()
+
+
+def test_a_sampled_turn_counts_more_than_a_longer_recorded_reading() -> None:
+    driver = Driver(ToyTemplate("chatml"))
+    chat = [user("x"), assistant("hello"), user("y")]
+    driver.call(chat, [97, 257], said("a"))  # the client wrote hello, before the policy did
+    driver.call(chat[:1], driver.template.encode("hello<|im_end|>").ids, said("hello"))
+    assert driver.output_node in driver.plan(chat).node_ids
+    again = driver.plan([*chat, assistant("a"), user("w")])
+    assert driver.calls[0].output_node in again.node_ids
