@@ -68,7 +68,6 @@ class _Column:
 
     def __getitem__(self, i: int) -> npt.NDArray[Any]:
         view: npt.NDArray[Any] = self.values[self.chunk_N[i]][self.lo_N[i] : self.hi_N[i]]
-        view.flags.writeable = False
         return view
 
 
