@@ -12,7 +12,8 @@ from dataclasses import dataclass
 __all__ = ["Address", "AddressError", "endpoint_wire", "parse_address"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_ENDPOINTS = {"messages": "anthropic", "chat/completions": "openai_chat"}
+_COUNT = "messages/count_tokens"
+_ENDPOINTS = {"messages": "anthropic", _COUNT: "anthropic", "chat/completions": "openai_chat"}
 
 
 class AddressError(ValueError):
@@ -36,6 +37,11 @@ class Address:
     def wire(self) -> str | None:
         """The wire that this address speaks, or None when it is no model call."""
         return endpoint_wire(self.rest.removeprefix("v1/")) if self.rest.startswith("v1/") else None
+
+    @property
+    def only_counts(self) -> bool:
+        """Whether the client asks how long a prompt is, and for no reply."""
+        return self.rest == f"v1/{_COUNT}"
 
 
 def endpoint_wire(endpoint: str) -> str | None:

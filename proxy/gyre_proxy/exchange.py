@@ -68,13 +68,15 @@ async def serve_call(
         if isinstance(address, AddressError):
             await out.refuse("not_found", str(address))
             return
+        if address.only_counts:
+            num_tokens = await proxy.count(address, out.dialect, body, headers)
+            await out.whole(200, b'{"input_tokens":%d}' % num_tokens, {})
+            return
         generation, request = await proxy.accept(address, out.dialect, body, headers, _path_of(address, scope))
-    except BadRequest as error:
-        await out.refuse("invalid_request", error.message, error.param)
-    except CallError as error:
-        await out.refuse(error.kind, str(error))
     except GyreError as error:
-        await out.refuse(_kind_of(error), str(error))
+        kind = _kind_of(error)
+        proxy.metrics.refused.labels(kind).inc()
+        await out.refuse(kind, str(error), error.param if isinstance(error, BadRequest) else None)
     else:
         await _reply(proxy, out, generation, request)
 
@@ -174,7 +176,9 @@ def _ids(generation: Generation) -> dict[str, str]:
 
 
 def _kind_of(error: GyreError) -> str:
-    if isinstance(error, EngineRefusedError | ConfigError):
+    if isinstance(error, CallError):
+        return error.kind
+    if isinstance(error, EngineRefusedError | ConfigError | BadRequest):
         return "invalid_request"
     return "overloaded" if isinstance(error, EngineError) else "internal"
 

@@ -84,6 +84,7 @@ class Generation:
     _followers: list[Follower] = field(default_factory=list)
     _grace: asyncio.TimerHandle | None = None
     _task: asyncio.Task[None] | None = None
+    _abort: asyncio.Task[None] | None = None
 
     @property
     def call_id(self) -> str:
@@ -248,4 +249,4 @@ class Generation:
     def _grace_over(self) -> None:
         self._grace = None
         if not self.done:
-            self._abort_task = asyncio.get_running_loop().create_task(self.abort())
+            self._abort = asyncio.get_running_loop().create_task(self.abort())

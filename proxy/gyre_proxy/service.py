@@ -186,6 +186,17 @@ class Proxy:
         )
         return generation, request
 
+    async def count(self, address: Address, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> int:
+        """Tokens that the prompt of a request would have. Nothing is recorded or reserved."""
+        execution = self.executions.get(address.execution)
+        self.authorize(execution, headers)
+        request = dialect.parse(body, headers)
+        execution = execution or Execution(execution_id=address.execution)
+        async with execution.lock:
+            history = await self.history(execution)
+            named = label(request.wire, headers, request, address.agent)
+            return len((await asyncio.to_thread(history.plan, request, named)).prompt_ids)
+
     @property
     def context_window(self) -> int | None:
         """Most tokens of prompt and output together: what was set, and what every engine can take."""

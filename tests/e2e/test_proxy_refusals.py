@@ -63,9 +63,27 @@ async def test_t08_a_refused_retry_changes_nothing(tmp_path):
             assert answer.json()["type"] == "error"
         assert (await http.post("/x/e1/v1/messages", content=b"{")).status_code == 400
         assert [open_run(run).table(name).to_pylist() for name in ("nodes", "calls")] == before
+        assert 'gyre_refused_requests_total{kind="invalid_request"} 4.0' in (await http.get("/metrics")).text
         await served.anthropic().messages.create(**REQUEST)
     _, second = check_run(run, engine)
     assert second.extension == "retry"
+
+
+async def test_counting_tokens_records_nothing(tmp_path):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    request = {name: value for name, value in REQUEST.items() if name != "max_tokens"}
+    following = [*REQUEST["messages"], {"role": "assistant", "content": "Oh"}, {"role": "user", "content": "on"}]
+    async with engine.serving(), serve_proxy(run, engine) as served:
+        client = served.anthropic()
+        counted = [(await client.messages.count_tokens(**request)).input_tokens]
+        await client.messages.create(**REQUEST)
+        counted.append((await client.messages.count_tokens(**{**request, "messages": following})).input_tokens)
+        await client.messages.create(**{**REQUEST, "messages": following})
+        await served.anthropic("other").messages.count_tokens(**request)
+        assert served.proxy.executions.get("other") is None
+    calls = check_run(run, engine)
+    assert [call.prompt_tokens for call in calls] == counted
+    assert [call.extension for call in calls] == ["root", "bridge"]
 
 
 async def test_keys(tmp_path):

@@ -7,6 +7,7 @@ from gyre_proxy.address import AddressError, parse_address
     ("path", "execution", "agent", "rest", "wire"),
     [
         ("/x/e1/v1/messages", "e1", None, "v1/messages", "anthropic"),
+        ("/x/e1/v1/messages/count_tokens", "e1", None, "v1/messages/count_tokens", "anthropic"),
         ("/x/e1/v1/chat/completions", "e1", None, "v1/chat/completions", "openai_chat"),
         ("/x/e1/a/sub-2/v1/messages", "e1", "sub-2", "v1/messages", "anthropic"),
         ("/x/run_1.a/v1/models", "run_1.a", None, "v1/models", None),
