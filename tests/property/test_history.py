@@ -15,7 +15,7 @@ from tests.support.harness import Harness, Model
 from tests.support.toy_template import TEMPLATES, ToyTemplate
 
 GLM_STOPS = {"tool": "<|observation|>", "user": "<|user|>"}
-quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def recorded(template, thinking: str, random: Random, num_calls: int, *, stop: str, stops=None) -> Harness:
