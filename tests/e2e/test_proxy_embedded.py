@@ -57,8 +57,7 @@ async def anthropic_turn(url, execution, messages, stream):
     async with anthropic.AsyncAnthropic(base_url=f"{url}/x/{execution}", api_key="k", max_retries=0) as client:
         if not stream:
             answer = await client.messages.with_raw_response.create(**request)
-            message = await answer.parse() if asyncio.iscoroutine(answer.parse()) else answer.parse()
-            return answer.headers["x-gyre-call"], text_of(message)
+            return answer.headers["x-gyre-call"], text_of(await answer.parse())
         async with client.messages.stream(**request) as events:
             return events.response.headers["x-gyre-call"], text_of(await events.get_final_message())
 
