@@ -203,10 +203,10 @@ class Demo:
     def interesting(self) -> list[str]:
         """One execution of each task: sample 1, which sends a request twice, so that its tree has a retry."""
         from gyre_data import open as open_run
+        from gyre_data.execution import executions
 
-        events = open_run(self.folder).table("executions").to_pylist()
-        started = [e for e in events if e["event"] == "started" and e["sample_index"] == 1]
-        return [e["execution_id"] for e in sorted(started, key=lambda e: e["task_id"])]
+        second = [info for info in executions(open_run(self.folder)).values() if info.sample_index == 1]
+        return [info.execution_id for info in sorted(second, key=lambda info: info.task_id or "")]
 
     def admit(self) -> None:
         """Step 4: what would be trained, and why the rest would not."""

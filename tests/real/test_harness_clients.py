@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gyre_data import open as open_run
-from gyre_data.execution import Execution
+from gyre_data.execution import Execution, executions
 from tests.support.clients import CLAUDE, PI, client_path
 from tests.support.engines import ROOT, Engine, sglang_engine
 from tests.support.proxy_process import ProxyProcess
@@ -50,8 +50,8 @@ class Recorded:
 
     def executions(self) -> dict[str, list[Execution]]:
         run = open_run(self.run)
-        started = [e for e in run.table("executions").to_pylist() if e["event"] == "started"]
-        return {task: [run[e["execution_id"]] for e in started if e["task_id"] == task] for task in TASKS}
+        known = executions(run).values()
+        return {task: [run[info.execution_id] for info in known if info.task_id == task] for task in TASKS}
 
 
 def write_tasks(path: Path, tasks: dict[str, list[str]], prompt: str) -> Path:
@@ -82,9 +82,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 def test_every_call_is_recorded_and_nothing_forks(recorded: Recorded) -> None:
-    for task, executions in recorded.executions().items():
-        assert len(executions) == 2, task
-        for execution in executions:
+    for task, known in recorded.executions().items():
+        assert len(known) == 2, task
+        for execution in known:
             calls = execution.tree.calls
             assert len(calls) >= 2, task
             assert {call.status for call in calls} == {"ok"}, task
@@ -93,8 +93,8 @@ def test_every_call_is_recorded_and_nothing_forks(recorded: Recorded) -> None:
 
 
 def test_the_second_prompt_extends_the_first_exactly(recorded: Recorded) -> None:
-    for task, executions in recorded.executions().items():
-        for execution in executions:
+    for task, known in recorded.executions().items():
+        for execution in known:
             tree = execution.tree
             first, second = execution.tree.calls[0], execution.tree.calls[1]
             assert first.finish_reason == "stop", f"{task}: the model is to sample its stop token"
@@ -106,12 +106,10 @@ def test_the_second_prompt_extends_the_first_exactly(recorded: Recorded) -> None
 
 
 def test_claude_code_and_pi_are_told_apart(recorded: Recorded) -> None:
-    executions = recorded.executions()
-    assert {call.wire for e in executions["pi-chat"] for call in e.tree.calls} == {"openai_chat"}
-    assert {call.wire for e in executions["pi-anthropic"] + executions["claude"] for call in e.tree.calls} == {
-        "anthropic"
-    }
-    assert all("claude" in (call.client or "") for e in executions["claude"] for call in e.tree.calls)
+    known = recorded.executions()
+    assert {call.wire for e in known["pi-chat"] for call in e.tree.calls} == {"openai_chat"}
+    assert {call.wire for e in known["pi-anthropic"] + known["claude"] for call in e.tree.calls} == {"anthropic"}
+    assert all("claude" in (call.client or "") for e in known["claude"] for call in e.tree.calls)
 
 
 def test_verify_is_clean(recorded: Recorded) -> None:
@@ -152,8 +150,8 @@ def test_pi_executes_a_memorised_tool_call(recorded: Recorded, tmp_path: Path) -
     tasks = write_tasks(tmp_path / "tasks.toml", command, "Say hello.")
     recorded.gyre("run", "-p", str(tasks), "--run", str(recorded.run), "-k", "1", "--json")
     run = open_run(recorded.run)
-    (new,) = [e for e in run.table("executions").to_pylist() if e["event"] == "started" and e["task_id"] == "pi-tool"]
-    workspace = recorded.run / "workspaces" / new["execution_id"] / "work"
+    (new,) = [info for info in executions(run).values() if info.task_id == "pi-tool"]
+    workspace = recorded.run / "workspaces" / new.execution_id / "work"
     assert (workspace / "made-by-the-policy").exists(), "pi ran the tool call"
     assert json.loads(recorded.gyre("verify", str(recorded.run), "--json"))["problems"] == []
 

@@ -1,0 +1,45 @@
+"""A model folder on the trainer's Megatron parts, for the exactness oracle, in one rank or several."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from gyre_train.exactness import recorded_trees
+from gyre_train.megatron.model import build_model, edge_logprobs
+from gyre_train.megatron.parallel import finish_gradients, gradient_of, wrap_model
+from gyre_train.megatron.weights import export_tensors, load_hf
+from gyre_train.pack import Pack
+from gyre_train.plan import plan
+from tests.support.exactness import assert_exact
+
+__all__ = ["FolderModel", "check_recorded"]
+
+
+class FolderModel:
+    """What the oracle asks for; gradients are whole and under Hugging Face names."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, backend: str) -> None:
+        self.dtype, self.backend = dtype, backend
+        self.model = build_model(AutoConfig.from_pretrained(folder), dtype=dtype)
+        load_hf(self.model, folder)
+        self.wrapped = wrap_model(self.model)
+
+    def edge_logprobs(self, pack: Pack) -> torch.Tensor:
+        return edge_logprobs(self.wrapped, pack, backend=self.backend)
+
+    def zero_grad(self) -> None:
+        self.wrapped.zero_grad_buffer()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        finish_gradients(self.wrapped, 1.0)
+        grads = {name: gradient_of(p) for name, p in self.model.named_parameters()}
+        return {name: whole.clone() for name, whole in export_tensors(self.model, grads)}
+
+
+def check_recorded(run: str, model: str) -> None:
+    """The contract on a recorded run's own trees, for both backends and dtypes. Importable by name, so ranks can run it."""
+    trees = recorded_trees(run, model, loss="rl")
+    for dtype, backend in ((torch.float64, "segments"), (torch.float64, "reference"), (torch.float32, "segments")):
+        for tokens in (4096, 700):  # few packs, and many with replayed prefixes
+            assert_exact(FolderModel(Path(model), dtype, backend), trees, plan(trees, tokens=tokens).packs)
