@@ -223,7 +223,8 @@ class Demo:
             for level, reasons in counts.items():
                 said += [f"  left out: {count} {level}, {reason}" for reason, count in reasons.items()]
             for group in admission.groups:
-                mean, spread = f"{group.mean:.2f}", f"{group.std:.2f}"
+                mean = "-" if group.mean is None else f"{group.mean:.2f}"
+                spread = "-" if group.std is None else f"{group.std:.2f}"
                 said.append(f"  group {group.group_id}: {group.num_valid} scores, mean {mean}, deviation {spread}")
             self.summary["admitted"] = {"kept": kept, "left_out": counts}
 

@@ -214,6 +214,7 @@ def _transformer_config(
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
+        cuda_graph_scope=[],
     )
 
 

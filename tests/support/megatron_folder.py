@@ -38,7 +38,7 @@ class FolderModel:
 
 
 def check_recorded(run: str, model: str) -> None:
-    """The contract on a recorded run's own trees, for both backends and dtypes. Importable by name, so ranks can run it."""
+    """The contract on a recorded run's own trees, for both backends and dtypes; ranks find it by name."""
     trees = recorded_trees(run, model, loss="rl")
     for dtype, backend in ((torch.float64, "segments"), (torch.float64, "reference"), (torch.float32, "segments")):
         for tokens in (4096, 700):  # few packs, and many with replayed prefixes
