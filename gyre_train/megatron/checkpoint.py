@@ -1,9 +1,9 @@
 """Checkpoints: weights, optimiser, anchor and the trainer's state, all or nothing.
 
-A checkpoint is a folder `step-N` that transformers and SGLang load as a model; beside the weights lie
-`optimizer*.safetensors` (and `anchor*.safetensors` inside a burst), under Hugging Face names and whole, so that it
-resumes at any tensor-parallel size, and `state.json`. It is written under another name, synced, and renamed: a folder
-with the final name is complete.
+A checkpoint is a folder `step-N` that transformers and SGLang load as a model, with `state.json` and a folder `trainer`
+that holds the optimiser (and the anchor inside a burst) under Hugging Face names and whole, so that it resumes at any
+tensor-parallel size. They lie apart because engines load every safetensors file beside the weights. It is written
+under another name, synced, and renamed: a folder with the final name is complete.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = ["latest_checkpoint", "load_checkpoint", "read_state", "save_checkpoin
 
 _NAME = re.compile(r"step-(\d{8})")
 _RNG = "torch_rng"
+_TRAINER = "trainer"
 
 
 def latest_checkpoint(root: Path) -> Path | None:
@@ -69,16 +70,15 @@ def save_checkpoint(
     first = is_first_rank()
     if first:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        (partial / _TRAINER).mkdir(parents=True)
     save_hf(model, partial, source)
-    write_tensors(_optimizer_tensors(model, optimizer), partial, "optimizer", enabled=first)
+    write_tensors(_optimizer_tensors(model, optimizer), partial / _TRAINER, "optimizer", enabled=first)
     if anchor is not None:
-        write_tensors(export_tensors(model, anchor), partial, "anchor", enabled=first)
+        write_tensors(export_tensors(model, anchor), partial / _TRAINER, "anchor", enabled=first)
     if first:
         (partial / "state.json").write_text(json.dumps(dict(state), indent=1, sort_keys=True), encoding="utf-8")
-        for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
+        for path in (*partial.rglob("*"), partial):
+            _sync(path)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         _sync(root)
@@ -108,14 +108,14 @@ def load_checkpoint(folder: Path, model: TreeGPTModel, optimizer: Optimizer) -> 
     """Restore weights, optimiser and random state; return the anchor weights when a burst was open."""
     state = read_state(folder)
     load_hf(model, folder)
-    source = TensorSource(folder, "optimizer*.safetensors")
+    source = TensorSource(folder / _TRAINER, "optimizer*.safetensors")
     restored = {part: _read_part(model, source, part, like) for part, like in optimizer.tensors().items()}
     optimizer.load(restored, int(state["step"]))
     torch.set_rng_state(source(_RNG))
-    if not any(folder.glob("anchor*.safetensors")):
+    if not any((folder / _TRAINER).glob("anchor*.safetensors")):
         return None
     anchor = {name: torch.empty_like(p, device="cpu") for name, p in model.named_parameters()}
-    import_tensors(model, TensorSource(folder, "anchor*.safetensors"), anchor)
+    import_tensors(model, TensorSource(folder / _TRAINER, "anchor*.safetensors"), anchor)
     return anchor
 
 

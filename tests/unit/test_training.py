@@ -59,6 +59,8 @@ def test_rl_raises_what_won_and_lowers_what_lost(model: Path, run: Path, tmp_pat
     assert row["mismatch_max"] < 1e-4  # the trainer's log-probs are those of transformers
     assert row["executions"] == 4
     assert row["packed_tokens"] < row["unpacked_tokens"]
+    # Engines load every safetensors file beside the weights, so nothing else may lie there.
+    assert [f.name for f in Path(done.checkpoint).glob("*.safetensors")] == ["model.safetensors"]
     assert lineage_of(done.checkpoint).policy_ids == ("run", lineage_of(model).version.policy_id)
     rows = ledger.ledger(tmp_path / "out")
     assert sum(r.owned_tokens for r in rows) == row["trained_tokens"]
@@ -131,7 +133,7 @@ def undisturbed(model: Path, run: Path, tmp_path_factory: pytest.TempPathFactory
         (checkpoint, "_sync", 2),
         (loop._Coordinator, "saved", 1),
         (step.Learner, "step", 4),
-        (checkpoint, "_sync", 9),
+        (checkpoint, "_sync", 15),
     ],
     ids=[
         "in step 2",
@@ -155,7 +157,7 @@ def test_a_killed_run_resumes_exactly(
     assert consumed[0] == consumed[1]
     assert len({e for _, e in consumed[0]}) == 4
     final = "checkpoints/step-00000004"
-    for file in ("model.safetensors", "optimizer.safetensors"):
+    for file in ("model.safetensors", "trainer/optimizer.safetensors"):
         one, two = load_file(undisturbed / final / file), load_file(tmp_path / final / file)
         for key in one:
             assert torch.equal(one[key], two[key]), key
@@ -172,7 +174,7 @@ def test_bfloat16_keeps_float32_masters_through_a_resume(model: Path, run: Path,
     train(config(model, tmp_path / "a", *settings, runs=run))
     train(config(model, tmp_path / "b", *settings, "--train.steps=2", runs=run))
     train(config(model, tmp_path / "b", *settings, runs=run))
-    one, two = (load_file(tmp_path / x / "checkpoints/step-00000004/optimizer.safetensors") for x in "ab")
+    one, two = (load_file(tmp_path / x / "checkpoints/step-00000004/trainer/optimizer.safetensors") for x in "ab")
     masters = [key for key in one if key.startswith("master/")]
     assert masters
     for key in one:
@@ -196,7 +198,7 @@ def test_the_forecast_is_what_training_does(model: Path, run: Path, tmp_path: Pa
 def test_trees_and_rows_give_the_same_weights(model: Path, run: Path, tmp_path: Path) -> None:
     for sharing in ("tree", "rows"):
         train(config(model, tmp_path / sharing, f"--pack.sharing={sharing}", "--model.dtype=float64", runs=run))
-    state = "checkpoints/step-00000001/optimizer.safetensors"
+    state = "checkpoints/step-00000001/trainer/optimizer.safetensors"
     packed, alone = load_file(tmp_path / "tree" / state), load_file(tmp_path / "rows" / state)
     for key in (k for k in packed if k.startswith("exp_avg/")):
         assert (packed[key] - alone[key]).abs().max() <= 1e-9 * alone[key].abs().max(), key
