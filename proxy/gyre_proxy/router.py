@@ -22,6 +22,9 @@ __all__ = ["Engine", "Router", "read_version"]
 
 log = logging.getLogger(__name__)
 
+_MISSED_POLLS = 3
+"""Unanswered polls that make an engine down: one may be lost on a busy machine."""
+
 
 def read_version(weight_version: str, policy_id: str | None) -> PolicyVersion:
     """The policy version that an engine's `weight_version` names; with `policy_id`, unlabelled weights are its 0.
@@ -52,6 +55,10 @@ class Engine:
     served: int = 0
     since: float = field(default_factory=time.time)
     error: str | None = None
+    num_missed: int = 0
+    """Polls in a row without an answer."""
+    riders: set[asyncio.Task[object]] = field(default_factory=set)
+    """Tasks that wait for this engine's tokens; cancelled when it stops answering without closing its connections."""
 
     @property
     def url(self) -> str:
@@ -203,8 +210,13 @@ class Router:
             weight_version = await engine.client.weight_version()
             self.note_version(engine, weight_version)
         except (EngineError, ConfigError) as error:
-            self.note_failure(engine, str(error))
+            engine.num_missed += 1
+            if engine.num_missed >= _MISSED_POLLS:
+                self.note_failure(engine, str(error))
+                for rider in tuple(engine.riders):
+                    rider.cancel()
             return
+        engine.num_missed = 0
         if engine.state == "down" and engine.url in self._engines:
             engine.epoch += 1
             engine.error = None

@@ -6,10 +6,11 @@ token keeps its own log-prob, engine and weight version. The harness notices not
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -145,7 +146,8 @@ class Sampler:
         prompt = np.concatenate([self.prompt_ids, *self._ids]) if start else self.prompt_ids
         sampling = {**self.sampling, "max_new_tokens": self.max_tokens - start}
         self._spans, self._named, self._start = self.versions, (), start
-        async with aclosing(engine.client.generate(self._rid, prompt, sampling, str(engine.version))) as chunks:
+        generate = engine.client.generate(self._rid, prompt, sampling, str(engine.version))
+        async with _riding(engine), aclosing(generate) as chunks:
             async for chunk in chunks:
                 self._take(chunk, engine)
                 yield chunk
@@ -206,6 +208,23 @@ class Sampler:
 
     def _note_attempt(self, engine: Engine, start: int, error: str | None) -> None:
         self.attempts.append(Attempt(engine=engine.url, start=start, end=self.num_tokens, error=error))
+
+
+@asynccontextmanager
+async def _riding(engine: Engine) -> AsyncGenerator[None]:
+    """Be told, by a cancellation that becomes an EngineError here, when the engine stops answering."""
+    task = asyncio.current_task()
+    assert task is not None
+    engine.riders.add(task)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not engine.num_missed or not task.cancelling():
+            raise
+        task.uncancel()
+        raise EngineError(f"engine {engine.url} stopped answering in mid-reply") from None
+    finally:
+        engine.riders.discard(task)
 
 
 def _merged(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:

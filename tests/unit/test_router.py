@@ -124,6 +124,25 @@ async def test_a_reply_goes_on_elsewhere_when_its_engine_dies(http, incremental)
     assert (sampler.finish, a.in_flight, b.in_flight, a.state) == ("stop", 0, 0, "down")
 
 
+async def test_a_reply_goes_on_elsewhere_when_its_engine_stops_answering(http):
+    one, two = ScriptedEngine([REPLY]), ScriptedEngine([REPLY])
+    one.hold(1)
+    async with one.serving(), two.serving():
+        router = make_router(http)
+        a, b = await router.add(one.url), await router.add(two.url)
+        router.start()
+        sampler = make_sampler(router)
+        task = asyncio.create_task(drain(sampler))
+        await one.waiting.wait()
+        one.down = True  # the connection of the reply stays open, nothing comes on it
+        assert await asyncio.wait_for(task, 20) == [5, 5, 6, 257]
+        await router.stop()
+        one.release()
+    assert [(t.engine, t.start, t.end) for t in sampler.attempts] == [(a.url, 0, 1), (b.url, 1, 4)]
+    assert "stopped answering" in sampler.attempts[0].error
+    assert (a.riders, b.riders, task.cancelled()) == (set(), set(), False)
+
+
 async def test_a_reply_waits_for_its_only_engine_to_recover(http):
     first = {"deltas": [{"ids": [5], "lps": [-0.5]}], "die_after": 1}
     one = ScriptedEngine([first, REPLY])
