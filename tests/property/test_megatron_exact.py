@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from megatron.core import parallel_state
 from safetensors.torch import load_file
 from transformers import AutoConfig, PretrainedConfig
@@ -29,11 +31,11 @@ from gyre_train.megatron.parallel import (
     wrap_model,
 )
 from gyre_train.megatron.weights import export_tensors, import_tensors, load_hf, save_hf
-from gyre_train.pack import Pack, TreeInput
+from gyre_train.pack import Pack, TreeInput, node_values
 from gyre_train.plan import plan
 from gyre_train.segment_table import SegmentTable
 from tests.support.exactness import BOUND, ExactnessError, assert_exact
-from tests.support.forests import VOCAB, make_tree
+from tests.support.forests import VOCAB, forests, make_tree
 
 ARCHITECTURES = {
     "qwen3": {"tie_word_embeddings": False},
@@ -111,6 +113,31 @@ def test_packed_equals_alone(kind: str, dtype: torch.dtype, backend: str) -> Non
         assert (len(made.packs) > 1) == (tokens == 16)
         assert_exact(model, executions(), made.packs)
     assert_exact(model, executions(), made.packs, objective="sft")
+
+
+@pytest.mark.usefixtures("_one_rank")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    trees=forests(),
+    slack=st.integers(0, 40),
+    kind=st.sampled_from(list(ARCHITECTURES)),
+    loss=st.sampled_from([("sft", "step"), ("rl", "step"), ("rl", "behaviour")]),
+)
+def test_random_forests(trees: list[TreeInput], slack: int, kind: str, loss: tuple[str, str]) -> None:
+    model, (objective, anchor) = MegatronModel(kind, torch.float64, "segments"), loss
+    if anchor == "behaviour":
+        trees = near_the_model(model, trees)
+    longest = max(int(t.num_tokens_N[t.needed_path(j)].sum()) for t in trees for j in range(len(t.trajectories)))
+    made = plan(trees, tokens=longest + slack)
+    assert_exact(model, trees, made.packs, objective=objective, anchor=anchor)
+
+
+def near_the_model(model: MegatronModel, trees: list[TreeInput]) -> list[TreeInput]:
+    """Behaviour log-probs close to the model's own, so that the clip does not silence every token."""
+    made = plan(trees, tokens=10**6)
+    with torch.no_grad():
+        values = node_values(trees, made.packs, [model.edge_logprobs(pack).numpy() for pack in made.packs])
+    return [dataclasses.replace(tree, logp_behaviour=logp) for tree, logp in zip(trees, values, strict=True)]
 
 
 def shift_positions(pack: Pack) -> Pack:
