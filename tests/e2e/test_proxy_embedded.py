@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import anthropic
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -46,10 +46,10 @@ async def turn_of(url, execution, messages, wire, stream, patience):
     while True:
         try:
             return await (anthropic_turn if wire == "anthropic" else openai_turn)(url, execution, messages, stream)
-        except (anthropic.APIConnectionError, openai.APIConnectionError, httpx.TransportError):
+        except (anthropic.APIConnectionError, openai.APIConnectionError, httpx2.TransportError):
             if asyncio.get_running_loop().time() > deadline:
                 raise
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)  # a retry costs CPU that the starting proxy needs
 
 
 async def anthropic_turn(url, execution, messages, stream):
@@ -126,10 +126,10 @@ async def test_a_kill_in_mid_recording_loses_nothing_that_was_acknowledged(tmp_p
     url, seen = proxy.url, []
     kinds = list(itertools.product(("anthropic", "openai"), (True, False)))
     harnesses = [
-        asyncio.create_task(talk(url, f"{wire}-{stream}", 8, wire, stream, seen, patience=120))
+        asyncio.create_task(talk(url, f"{wire}-{stream}", 6, wire, stream, seen, patience=120))
         for wire, stream in kinds
     ]
-    for kill_at in (6, 16):
+    for kill_at in (5, 12):
         while len(seen) < kill_at and not any(task.done() for task in harnesses):
             await asyncio.sleep(0.01)
         await asyncio.to_thread(proxy.kill)
@@ -144,7 +144,7 @@ async def test_a_kill_in_mid_recording_loses_nothing_that_was_acknowledged(tmp_p
     calls = {call.call_id: call for call in check_run(run)}
     assert {call_id for _, call_id in seen} <= calls.keys()
     for wire, stream in kinds:
-        check_conversation(run, f"{wire}-{stream}", 8)
+        check_conversation(run, f"{wire}-{stream}", 6)
     info = json.loads((run / "run.json").read_text())
     assert info["endpoints"] == {"proxy": url, "engines": [engine]}
 
