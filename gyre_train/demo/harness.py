@@ -133,15 +133,25 @@ class Agent:
 
 
 def anthropic_ask(max_tokens: int, ask_twice: int) -> Ask:
-    """Ask over HTTP, streaming. Request number `ask_twice` (from 1; 0 = none) is sent again while it is answered."""
-    import anthropic
+    """Ask over HTTP, streaming. A reply that is cut off is asked for again, as real harnesses do.
 
-    client = anthropic.Anthropic(max_retries=6)
+    Request number `ask_twice` (from 1; 0 = none) is sent again while it is answered.
+    """
+    import anthropic
+    import httpx2
+
+    client = anthropic.Anthropic(max_retries=0)
     count = 0
 
     def send(request: dict[str, Any]) -> Any:
-        with client.messages.stream(**request) as stream:
-            return stream.get_final_message()
+        for wait_s in (0.5, 1, 2, 4, 8, 16, 16, None):
+            try:
+                with client.messages.stream(**request) as stream:
+                    return stream.get_final_message()
+            except (anthropic.APIConnectionError, anthropic.InternalServerError, httpx2.TransportError):
+                if wait_s is None:
+                    raise
+                time.sleep(wait_s)
 
     def ask(messages: list[Any], system: str, tools: list[Any], headers: dict[str, str]) -> list[Any]:
         nonlocal count

@@ -86,7 +86,7 @@ def prepare_policy(folder: Path, model: Path | None, *, steps: int, num_variants
     run_gyre(["train", str(config), "--json"], folder / "warm.log")
     trained = sorted((folder / "warm" / "checkpoints").glob("step-*"))[-1]
     base = folder / "model-base"
-    shutil.copytree(trained, base, ignore=shutil.ignore_patterns("state.json", "optimizer*", "anchor*"))
+    shutil.copytree(trained, base, ignore=shutil.ignore_patterns("state.json", "trainer"))
     return base
 
 
