@@ -25,7 +25,7 @@ demo: setup
 	$(BIN)/gyre demo
 
 test: setup tokenizers lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-real: setup tokenizers sglang clients
 	$(BIN)/python -m pytest tests/real -m real

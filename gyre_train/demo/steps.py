@@ -102,7 +102,7 @@ def write_tasks(path: Path, tasks: tuple[DemoTask, ...] = TASKS) -> Path:
         workspace.mkdir(parents=True)
         for name, text in task.files.items():
             (workspace / name).write_text(text)
-        judge = [sys.executable, "-m", "gyre_train.demo.tasks", task.answer, *(["3"] if task.uses_helper else [])]
+        judge = [sys.executable, "-m", "gyre_train.demo.judge", task.answer, *(["3"] if task.uses_helper else [])]
         play = [sys.executable, "-m", "gyre_train.demo.play", task.id, "{prompt}"]
         tables.append(
             f"[[task]]\nid = {json.dumps(task.id)}\nprompt = {json.dumps(task.prompt)}\n"

@@ -62,7 +62,7 @@ def test_filling_a_command_is_no_shell() -> None:
     [
         (["/usr/bin/claude", "-p", "x"], "claude"),
         (["/opt/bin/python3.11", "judge.py", "4"], "judge"),
-        (["python", "-m", "pkg.judge", "4"], "pkg.judge"),
+        (["python", "-m", "pkg.judge", "4"], "judge"),
         (["sh", "runs/pi_twice.sh"], "pi_twice"),
         (["sh"], "sh"),
     ],

@@ -92,7 +92,7 @@ def program_name(command: Sequence[str]) -> str:
     """What a command line is called in the records: its program, or the script or module that an interpreter runs."""
     words = [word for word in command if not word.startswith("-")]
     if len(words) > 1 and _INTERPRETER.fullmatch(Path(words[0]).name):
-        return Path(words[1]).stem if "-m" not in command[:2] else words[1]
+        return words[1].rpartition(".")[2] if "-m" in command[:2] else Path(words[1]).stem
     return Path(words[0]).name
 
 
