@@ -117,11 +117,11 @@ def test_verify_is_clean(recorded: Recorded) -> None:
 
 
 def test_an_sft_step_and_an_rl_step_take_it(recorded: Recorded, tmp_path: Path) -> None:
-    for loss, executions in (("sft", 6), ("rl", 2)):
+    for loss, num_executions in (("sft", 6), ("rl", 2)):
         config = tmp_path / f"{loss}.toml"
         config.write_text(
             f"[model]\npath = {json.dumps(str(recorded.model))}\n[data]\nruns = [{json.dumps(str(recorded.run))}]\n"
-            f'[train]\nloss = "{loss}"\nsteps = 1\nexecutions_per_step = {executions}\nlr = 1e-4\n'
+            f'[train]\nloss = "{loss}"\nsteps = 1\nexecutions_per_step = {num_executions}\nlr = 1e-4\n'
             f"[pack]\ntokens = 32768\n[output]\ndir = {json.dumps(str(tmp_path / loss))}\n"
         )
         recorded.gyre("train", str(config), "--json")
