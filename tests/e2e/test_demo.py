@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,15 +29,15 @@ from tests.support.megatron_folder import check_recorded
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def gyre(*words: str) -> subprocess.Popen[str]:
+def gyre(*words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proxy")])}
     command = [sys.executable, "-m", "gyre_data", *words]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demo") / "d"
+    folder = tmp_path_factory.mktemp("demo") / "gyre-demo"
     child = gyre("demo", "--dir", str(folder), "--json")
     out, err = child.communicate(timeout=800)
     assert child.returncode == 0, err[-3000:]
@@ -108,6 +110,17 @@ def test_the_policy_was_warmed_up_on_the_very_prompts_it_sees(demo: Path) -> Non
         assert opening
         for node in opening:
             assert tuple(int(token) for token in tree.path_ids(node)) in taught
+
+
+def test_the_readmes_commands_work_on_what_the_demo_left(demo: Path) -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if line.startswith("gyre ")]
+    assert len(commands) >= 4
+    for line in commands:
+        child = gyre(*shlex.split(line, comments=True)[1:], cwd=demo.parent)
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 0, f"{line}: {err}"
+        assert out.strip(), line
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -11,6 +11,7 @@ import pytest
 from gyre_data import open as open_run
 from gyre_data.errors import ConfigError
 from gyre_proxy.launch.client import ProxyClient
+from gyre_proxy.launch.record import record
 from gyre_proxy.launch.supervisor import Supervisor
 from gyre_proxy.launch.tasks import Task
 from tests.support.proxy_server import Served, check_run, serve_proxy
@@ -162,3 +163,18 @@ async def test_what_was_launched_is_recorded(served: Served) -> None:
     launcher = json.loads(str(known["launcher"]))
     assert launcher["command"][1] == HARNESS
     assert known["harness"] == "mini_harness"
+
+
+async def test_any_command_is_recorded(served: Served) -> None:
+    async with ProxyClient(served.url) as client:
+        execution, status = await record(client, served.run, [sys.executable, HARNESS, "2"])
+        assert status == 0
+        _, status = await record(client, served.run, [sys.executable, "-c", "raise SystemExit(3)"])
+        assert status == 3
+        with pytest.raises(ConfigError, match="none on PATH"):
+            await record(client, served.run, ["no-such-program-here"])
+    known = events(served.run)
+    assert known[execution]["end_reason"] == "finished"
+    assert sorted(str(e["end_reason"]) for e in known.values()) == ["crashed", "finished", "infra_fault"]
+    assert len(rows(served.run, "calls")) == 2
+    check_run(served.run)

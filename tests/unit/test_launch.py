@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -195,3 +196,12 @@ def test_known_clients_get_their_own_settings(tmp_path: Path) -> None:
     assert plan_launch(["/opt/mini", "-t", "x"], "u", "k", tmp_path).command == ("/opt/mini", "-t", "x")
     with pytest.raises(ConfigError, match="Responses"):
         plan_launch(["codex"], "u", "k", tmp_path)
+
+
+def test_the_task_file_of_the_docs_loads(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "record.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "workspaces" / "count").mkdir(parents=True)
+    (loaded,) = load_tasks(_tasks(tmp_path, block))
+    assert loaded.evaluator == ("python", "judge.py")
+    assert loaded.overall_timeout_s == 1200
