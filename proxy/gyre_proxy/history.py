@@ -95,6 +95,7 @@ class History:
             prompt_ids=prompt_ids,
             node_ids=tuple(node.node_id for node in path),
             new_nodes=tuple(layout.drafts),
+            opening_ids=path[-1].token_ids if path[-1].kind == NodeKind.GENERATION_PROMPT else prompt_ids[:0],
             extension=told.extension,
             branch_reason=told.branch_reason,
             fork_check=told.fork_check,

@@ -22,6 +22,8 @@ class PromptPlan:
     node_ids: tuple[str, ...]
     """Path of the prompt, root first; the last ones may be new."""
     new_nodes: tuple[Draft, ...]
+    opening_ids: Ints
+    """The end of the prompt that belongs to the reply already, as a `<think>` that the template opens."""
     extension: Extension
     branch_reason: BranchReason | None
     fork_check: str | None

@@ -20,7 +20,7 @@ import numpy as np
 
 from gyre_data.errors import CaptureError, ConfigError, GyreError
 from gyre_data.store import Run
-from gyre_data.types import Ints, PolicyVersion
+from gyre_data.types import PolicyVersion
 
 from .address import Address
 from .capture import CallFacts
@@ -259,7 +259,7 @@ class Proxy:
         )
         text = ReplyText(
             Detokenizer(_Decoder(self.template), self._hidden),
-            ReplyParser(self.settings.parser, self._opening(plan.prompt_ids)),
+            ReplyParser(self.settings.parser, self.template.decode(plan.opening_ids)),
             request.sampling.stop,
         )
         return Generation(
@@ -274,12 +274,6 @@ class Proxy:
             grace_s=self.settings.grace_s,
             on_end=self._ended,
         )
-
-    def _opening(self, prompt_ids: Ints) -> str:
-        """What the prompt already says of the reply: the text after its last closed turn, as an opened `<think>`."""
-        tail = prompt_ids[-256:]
-        stops = np.flatnonzero(np.isin(tail, list(self.template.stop_ids)))
-        return self.template.decode(tail[stops[-1] + 1 :] if len(stops) else tail)
 
     def _ended(self, generation: Generation) -> None:
         execution, facts, plan = generation.execution, generation.facts, generation.facts.plan

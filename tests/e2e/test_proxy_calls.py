@@ -8,6 +8,7 @@ import pytest
 from gyre_data.store import open as open_run
 from tests.support.proxy_server import check_run, deliveries_of, nodes_of, path_ids, serve_proxy
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.toy_template import ToyTemplate
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -232,3 +233,12 @@ async def test_an_agent_named_in_the_path_is_a_conversation_of_its_own(tmp_path)
         ("helper", "sub_agent", "header")
     ] * 2
     assert {call.execution_id for call in (main, *helpers)} == {"e1"}
+
+
+async def test_an_unclosed_mark_in_an_earlier_turn_opens_nothing_in_the_reply(tmp_path):
+    """The role marks of this template are its only borders: the reply must not be taken for the user's open thought."""
+    engine = ScriptedEngine([{"deltas": [{"ids": [111, 107], "lps": [-0.1, -0.1]}], "finish": {"type": "stop"}}])
+    request = {"model": "toy", "max_tokens": 8, "messages": [{"role": "user", "content": "what does <think> mean?"}]}
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine, template=ToyTemplate("glm")) as served:
+        blocks, _ = await send(served, "anthropic", request, False)
+    assert blocks == [("text", "ok")]
