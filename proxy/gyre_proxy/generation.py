@@ -75,6 +75,7 @@ class Generation:
     log: EventLog
     grace_s: float
     on_end: Callable[[Generation], None] = lambda generation: None
+    on_delivered: Callable[[Generation], None] = lambda generation: None
 
     events: list[ReplyEvent] = field(default_factory=list)
     done: bool = False
@@ -140,6 +141,7 @@ class Generation:
         self._followers.remove(follower)
         if delivered:
             self._deliver(DeliveryState.DELIVERED)
+            self.on_delivered(self)
         elif self.delivered or self._followers or self.failure is not None:
             return
         elif self.done:
@@ -197,17 +199,20 @@ class Generation:
         self._wake()
 
     async def _record(self, error: GyreError | None) -> None:
-        async with self.execution.lock:
-            rows, blobs = self._rows(error)
-            saved = asyncio.ensure_future(self.recorder.commit(rows, blobs, self.scope))
-            await asyncio.sleep(0)  # queued before the lock is let go, so that rows are written in the order of commits
         try:
+            async with self.execution.lock:
+                rows, blobs = self._rows(error)
+                saved = asyncio.ensure_future(self.recorder.commit(rows, blobs, self.scope))
+                await asyncio.sleep(0)  # queued before the lock is let go: rows are written in the order of commits
             await saved
-        except CaptureError:
+        except Exception as failure:
             # What is in memory is ahead of the disk now: the next call reads the execution back from the run.
+            self.scope.broken = True
             if self.execution.history is self.history:
                 self.execution.history = None
-            raise
+            if isinstance(failure, GyreError):
+                raise
+            raise CaptureError(f"the reply has no form that can be recorded: {failure!r:.200}") from failure
 
     def _rows(self, error: GyreError | None) -> tuple[Sequence[Any], Sequence[bytes]]:
         """Rows and texts of this call. It changes the history, so they must be written, or the scope broken."""

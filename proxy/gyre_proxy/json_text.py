@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 
 import orjson
 
-from gyre_proxy.message import canonical
-
 __all__ = ["load_tolerant", "read_object"]
 
 
@@ -20,9 +18,9 @@ def read_object(text: str) -> dict[str, Any] | None:
     """
     try:
         value = orjson.loads(text)
-        if not isinstance(value, dict) or json.loads(text) != value:
+        # Arguments of a call come back six levels down in a body, and that body must be readable too.
+        if not isinstance(value, dict) or json.loads(text) != value or _too_deep([[[[[[value]]]]]]):
             return None
-        canonical(value)
     except (ValueError, RecursionError):
         return None
     return value
@@ -35,13 +33,25 @@ def load_tolerant(body: bytes) -> Any:
     U+FFFD, since no tokenizer takes it.
     """
     try:
-        return orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
         try:
             value = json.loads(body, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
-            return _without_surrogates(value)
+            value = _without_surrogates(value)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
+    if _too_deep(value):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether `value` could not be written again: the writer takes 254 levels, and records put a few around it."""
+    try:
+        orjson.dumps([[[[[[[[value]]]]]]]])
+    except orjson.JSONEncodeError:
+        return True
+    return False
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -8,13 +8,13 @@ context, not a sampled turn. Measured rewrites per client are in the table below
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from .json_text import read_object
 from .message import Message, ToolCall, canonical
 
 __all__ = ["canonical_hash", "canonical_message", "echoed_as_sent", "message_from_json", "message_json", "same_turn"]
@@ -117,10 +117,8 @@ def echoed_as_sent(sent: Message, echoed: Message) -> bool:
 def _arguments(call: ToolCall) -> Any:
     if not isinstance(call.arguments, str):
         return call.arguments
-    try:
-        return json.loads(call.arguments)
-    except ValueError:
-        return call.arguments.strip()
+    read = read_object(call.arguments)
+    return call.arguments.strip() if read is None else read
 
 
 def _same_arguments(sent: ToolCall, echoed: ToolCall, known: _Rewrites) -> bool:

@@ -123,7 +123,7 @@ class Sampler:
                     async for chunk in chunks:
                         yield chunk
                 return
-            except EngineRefusedError as error:
+            except (EngineRefusedError, CaptureError) as error:
                 self._note_attempt(engine, start, str(error))
                 raise
             except EngineError as error:

@@ -273,13 +273,14 @@ class Proxy:
             log=self.events,
             grace_s=self.settings.grace_s,
             on_end=self._ended,
+            on_delivered=self._forget,
         )
 
     def _ended(self, generation: Generation) -> None:
         execution, facts, plan = generation.execution, generation.facts, generation.facts.plan
         self._going.discard(generation)
         execution.num_calls += 1
-        if generation.delivered or generation.failure is not None:
+        if generation.failure is not None:
             self._forget(generation)
         status = str(generation.status)
         self.metrics.in_flight.dec()

@@ -10,7 +10,9 @@ import pytest
 
 from gyre_data.errors import CaptureError
 from gyre_data.store import RunWriter
+from gyre_proxy.generation import Generation
 from gyre_proxy.sampler import SamplerLimits
+from tests.support import toy_tokenizer as toy
 from tests.support.proxy_server import calls_of, check_run, deliveries_of, nodes_of, serve_proxy
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -264,3 +266,102 @@ async def test_long_silence_is_broken_by_what_clients_count(tmp_path):
             text += "".join([piece async for piece in pieces])
         assert json.loads(text)["content"][0]["text"] == "Oh"
     check_run(run, engine)
+
+
+@pytest.mark.parametrize("depth", [200, 252, 300])
+async def test_a_call_nested_however_deep_gets_a_reply_and_a_record(tmp_path, depth):
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    ids = [*toy.encode('<tool_call>{"name":"f","arguments":' + arguments + "}</tool_call>"), 257]
+    deep = {"deltas": [{"ids": ids, "lps": [-0.1] * len(ids)}], "finish": {"type": "stop", "matched": 257}}
+    engine, run = ScriptedEngine([deep, HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        async with asyncio.timeout(15):
+            first = await http.post("/x/e1/v1/messages", json={**REQUEST, "max_tokens": 4096})
+            echo = {"role": "assistant", "content": first.json()["content"]}
+            used = [block["id"] for block in echo["content"] if block["type"] == "tool_use"]
+            results = [{"type": "tool_result", "tool_use_id": name, "content": "x"} for name in used]
+            asked = [*REQUEST["messages"], echo, {"role": "user", "content": results or "go on"}]
+            second = await http.post("/x/e1/v1/messages", json={**REQUEST, "messages": asked})
+        assert (first.status_code, second.status_code) == (200, 200)
+        assert served.proxy.status()["in_flight"] == 0
+    assert [call.extension for call in check_run(run, engine)] == ["root", "bridge"]
+
+
+async def test_a_reply_without_a_recordable_form_fails_its_call_and_nothing_else(tmp_path, monkeypatch):
+    engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
+    rows = Generation._rows
+
+    def spoiled(generation, error):
+        rows(generation, error)
+        raise TypeError("no such form")
+
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(Generation, "_rows", spoiled)
+            async with asyncio.timeout(15):
+                broken = await http.post("/x/e1/v1/messages", content=BODY)
+        whole = await http.post("/x/e1/v1/messages", content=BODY)
+        assert (broken.status_code, whole.status_code) == (500, 200)
+        assert "no such form" in broken.text
+    assert len(check_run(run, engine)) == 1
+
+
+async def test_a_delivered_reply_is_not_kept_in_memory(tmp_path):
+    engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        await http.post("/x/e1/v1/messages", content=BODY)
+        await http.post("/x/e1/v1/messages", content=STREAM)
+        await until(lambda: not served.proxy.executions.get("e1").generations)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": '[{"name":"f","input_schema":' + '{"a":' * 300 + "1" + "}" * 301 + "]"},
+        {"metadata": "[" * 100_000},
+        {"messages": '[{"role":"user","content":[{"type":"text","text":"hi","x":' + "[" * 251 + "]" * 251 + "}]}]"},
+    ],
+)
+async def test_a_body_nested_too_deeply_is_refused(tmp_path, fields):
+    parts = {"model": '"toy"', "max_tokens": "64", "messages": json.dumps(REQUEST["messages"]), **fields}
+    body = "{" + ",".join(f'"{name}":{text}' for name, text in parts.items()) + "}"
+    engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http, asyncio.timeout(15):
+        answer = await http.post("/x/e1/v1/messages", content=body.encode())
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+        assert "nested" in answer.text
+    assert calls_of(run) == []
+
+
+@pytest.mark.parametrize("number", ["123456789012345678901234567890", "NaN"])
+async def test_arguments_that_json_readers_disagree_on_are_taken_as_text(tmp_path, number):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a":' + number + "}"}}
+    asked = [
+        *REQUEST["messages"],
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "x"},
+    ]
+    engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        answer = await http.post("/x/e1/v1/chat/completions", json={"model": "toy", "messages": asked})
+        assert answer.status_code == 200
+    check_run(run, engine)
+
+
+async def test_a_seed_that_cannot_be_stored_is_refused_before_anything_is_sampled(tmp_path):
+    engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        asked = {"model": "toy", "messages": REQUEST["messages"], "seed": 2**63}
+        answer = await http.post("/x/e1/v1/chat/completions", json=asked)
+        assert answer.status_code == 400
+    assert engine.requests == []
+
+
+async def test_a_call_that_failed_on_what_the_engine_gave_names_the_engine(tmp_path):
+    wrong = {"deltas": [{"ids": [72], "lps": [-0.1]}, {"ids": [5000], "lps": [-0.1]}], "finish": {"type": "stop"}}
+    engine, run = ScriptedEngine([wrong]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        await http.post("/x/e1/v1/messages", content=BODY)
+    (call,) = calls_of(run)
+    assert (call.status, call.output_tokens) == ("failed", 1)
+    assert [(attempt.engine, attempt.start, attempt.end) for attempt in call.attempts] == [(engine.url, 0, 1)]
