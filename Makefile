@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Flags that make pip take the CPU build of torch where its index serves a CUDA build first (several GB).
+TORCH_FLAGS ?=
 .PHONY: setup sglang tokenizers clients demo test test-real lint bench schemas
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q $(TORCH_FLAGS) -c constraints.txt torch==2.13.0
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
