@@ -15,7 +15,7 @@ from gyre_train.attn.reference import dense_attention
 from gyre_train.attn.segments import VarlenFlash, segment_attention
 from gyre_train.pack import SegmentTable, TreeInput
 from gyre_train.plan import plan
-from tests.support.forests import forests, make_tree
+from tests.support.tree_inputs import forests, make_tree
 
 torch.set_num_threads(1)
 

@@ -18,24 +18,22 @@ from transformers import AutoConfig, PretrainedConfig
 from gyre_data.errors import ConfigError
 from gyre_train.megatron import model as model_module
 from gyre_train.megatron.logprobs import vocab_parallel_logprobs
-from gyre_train.megatron.model import build_model, edge_logprobs
+from gyre_train.megatron.model import build_model
 from gyre_train.megatron.optimizer import Optimizer
 from gyre_train.megatron.parallel import (
     clip_gradients,
-    finish_gradients,
-    gradient_of,
     groups,
     is_first_rank,
     run_ranks,
     tp_rank,
-    wrap_model,
 )
 from gyre_train.megatron.weights import export_tensors, import_tensors, load_hf, save_hf
 from gyre_train.pack import Pack, TreeInput, node_values
 from gyre_train.plan import plan
 from gyre_train.segment_table import SegmentTable
 from tests.support.exactness import BOUND, ExactnessError, assert_exact
-from tests.support.forests import VOCAB, forests, make_tree
+from tests.support.megatron_folder import RankModel
+from tests.support.tree_inputs import VOCAB, forests, make_tree
 
 ARCHITECTURES = {
     "qwen3": {"tie_word_embeddings": False},
@@ -59,25 +57,13 @@ def executions() -> list[TreeInput]:
     return [wide, deep]
 
 
-class MegatronModel:
-    """What the oracle asks for, over the trainer's own parts; gradients are whole and under Hugging Face names."""
+class MegatronModel(RankModel):
+    """A model of random weights, the same in every rank."""
 
     def __init__(self, kind: str, dtype: torch.dtype, backend: str) -> None:
-        self.dtype, self.backend = dtype, backend
-        self.model = build_model(hf_config(kind), dtype=dtype)
-        import_tensors(self.model, lambda name: random_tensor(kind, name))
-        self.wrapped = wrap_model(self.model)
-
-    def edge_logprobs(self, pack: Pack) -> torch.Tensor:
-        return edge_logprobs(self.wrapped, pack, backend=self.backend)
-
-    def zero_grad(self) -> None:
-        self.wrapped.zero_grad_buffer()
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        finish_gradients(self.wrapped, 1.0)
-        grads = {name: gradient_of(p) for name, p in self.model.named_parameters()}
-        return {name: whole.clone() for name, whole in export_tensors(self.model, grads)}
+        model = build_model(hf_config(kind), dtype=dtype)
+        import_tensors(model, lambda name: random_tensor(kind, name))
+        super().__init__(model, dtype, backend)
 
 
 def random_tensor(kind: str, name: str) -> torch.Tensor:

@@ -17,8 +17,8 @@ from gyre_train.attn.segments import segment_attention
 from gyre_train.pack import Pack, Piece, SegmentTable, TreeInput, lay_out, node_values
 from gyre_train.plan import plan
 from tests.support.exactness import ExactnessError, assert_exact
-from tests.support.forests import forests, make_tree
 from tests.support.tiny_transformer import TinyTransformer
+from tests.support.tree_inputs import forests, make_tree
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from gyre_train.attn.reference import dense_mask
 from gyre_train.attn.segments import blocks_of
 from gyre_train.pack import Pack, TreeInput
 from gyre_train.plan import ModelShape, flops, plan
-from tests.support.forests import forests, make_tree
+from tests.support.tree_inputs import forests, make_tree
 
 
 def longest(trees: list[TreeInput]) -> int:

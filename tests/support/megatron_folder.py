@@ -6,26 +6,24 @@ import torch
 from transformers import AutoConfig
 
 from gyre_train.exactness import recorded_trees
-from gyre_train.megatron.model import build_model, edge_logprobs
+from gyre_train.megatron.model import TreeGPTModel, build_model, edge_logprobs
 from gyre_train.megatron.parallel import finish_gradients, gradient_of, wrap_model
 from gyre_train.megatron.weights import export_tensors, load_hf
 from gyre_train.pack import Pack
 from gyre_train.plan import plan
 from tests.support.exactness import assert_exact
 
-__all__ = ["FolderModel", "check_recorded"]
+__all__ = ["FolderModel", "RankModel", "check_recorded"]
 
 F32, F64 = torch.float32, torch.float64
 
 
-class FolderModel:
-    """What the oracle asks for; gradients are whole and under Hugging Face names."""
+class RankModel:
+    """What the oracle asks for, over this rank's model; gradients are whole and under Hugging Face names."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, backend: str) -> None:
-        self.dtype, self.backend = dtype, backend
-        self.model = build_model(AutoConfig.from_pretrained(folder), dtype=dtype)
-        load_hf(self.model, folder)
-        self.wrapped = wrap_model(self.model)
+    def __init__(self, model: TreeGPTModel, dtype: torch.dtype, backend: str) -> None:
+        self.dtype, self.backend, self.model = dtype, backend, model
+        self.wrapped = wrap_model(model)
 
     def edge_logprobs(self, pack: Pack) -> torch.Tensor:
         return edge_logprobs(self.wrapped, pack, backend=self.backend)
@@ -37,6 +35,15 @@ class FolderModel:
         finish_gradients(self.wrapped, 1.0)
         grads = {name: gradient_of(p) for name, p in self.model.named_parameters()}
         return {name: whole.clone() for name, whole in export_tensors(self.model, grads)}
+
+
+class FolderModel(RankModel):
+    """The same for a Hugging Face folder."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, backend: str) -> None:
+        model = build_model(AutoConfig.from_pretrained(folder), dtype=dtype)
+        load_hf(model, folder)
+        super().__init__(model, dtype, backend)
 
 
 def check_recorded(run: str, model: str) -> None:

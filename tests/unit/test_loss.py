@@ -28,8 +28,8 @@ from gyre_train.loss import (
 )
 from gyre_train.pack import Pack, Piece, TrajectoryInput, TreeInput, lay_out, node_values
 from gyre_train.plan import plan
-from tests.support.forests import make_tree
 from tests.support.tiny_transformer import TinyTransformer
+from tests.support.tree_inputs import make_tree
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 

@@ -15,7 +15,7 @@ from gyre_train.attn.reference import dense_mask
 from gyre_train.attn.segments import blocks_of
 from gyre_train.pack import SegmentTable, TrajectoryInput, TreeInput, lay_out, node_values
 from gyre_train.plan import plan
-from tests.support.forests import make_tree
+from tests.support.tree_inputs import make_tree
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 

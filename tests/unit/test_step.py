@@ -11,8 +11,8 @@ from gyre_train.megatron.optimizer import Optimizer
 from gyre_train.megatron.parallel import clip_gradients, groups
 from gyre_train.pack import Pack, Piece, TreeInput, lay_out
 from gyre_train.step import Learner, StepWork
-from tests.support.forests import make_tree
 from tests.support.training import config, tiny_model
+from tests.support.tree_inputs import make_tree
 
 
 @pytest.fixture(scope="module")
