@@ -132,7 +132,7 @@ def sglang_engine(model_dir: Path, *flags: str) -> Iterator[Engine]:
     port = free_port()
     script = ROOT / "tools" / "sglang" / "serve.py"
     command = [sys.executable, str(script), str(sglang_venv()), str(model_dir), str(port), *flags]
-    with _served(command, port, {"PYTHONPATH": ""}, seconds=240) as engine:
+    with _served(command, port, {"PYTHONPATH": ""}, seconds=480) as engine:
         yield engine
 
 
