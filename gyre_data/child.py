@@ -17,11 +17,17 @@ from .errors import EngineError, GyreError
 __all__ = ["answers", "free_port", "gyre_child", "run_gyre"]
 
 
-def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(preferred: int = 0) -> int:
+    """A TCP port of the loopback address that nobody listens on now: `preferred` if it is one."""
+    for port in (preferred, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise EngineError("wanted a free port on 127.0.0.1, the system has none left; stop something that listens")
 
 
 def answers(url: str) -> bool:

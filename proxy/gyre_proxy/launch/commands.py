@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gyre_data.child import answers, gyre_child
+from gyre_data.child import answers, free_port, gyre_child
 from gyre_data.errors import ConfigError
 
 from .client import ProxyClient, endpoint_of
@@ -30,7 +30,7 @@ KeyOption = Annotated[str | None, typer.Option(envvar="GYRE_KEY", help="Key of t
 
 
 @contextmanager
-def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None, port: int = 8765) -> Iterator[str]:
+def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None) -> Iterator[str]:
     """Give the address of the run's proxy: the one that is up, else one started for the block."""
     found = endpoint_of(run)
     if found and answers(f"{found}/api/status"):
@@ -42,7 +42,7 @@ def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None, port
             "or give --engine and --tokenizer here"
         )
     run.mkdir(parents=True, exist_ok=True)
-    address = found or f"http://127.0.0.1:{port}"
+    address = found or f"http://127.0.0.1:{free_port(8765)}"
     chosen = address.rsplit(":", 1)[1]
     arguments = ["proxy", "--run", str(run), "--tokenizer", str(tokenizer), "--port", chosen]
     for engine in engines:
@@ -95,6 +95,7 @@ def record(
 ) -> None:
     """Start one client through the proxy and record it: `gyre record claude`, `gyre record -- mini -t "..."`."""
     with proxy_for(run, engine, tokenizer) as endpoint:
+        sys.stderr.write(f"recording to {run}   policy mode   proxy {endpoint}\n")
         execution, status = asyncio.run(_record(endpoint, key, run, words))
     sys.stderr.write(f"recorded {execution} in {run}   next: gyre tree {run} {execution}\n")
     raise typer.Exit(status)
