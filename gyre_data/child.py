@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,8 +56,18 @@ def run_gyre(arguments: Sequence[str], log: Path) -> str:
 
 
 @contextmanager
-def gyre_child(arguments: Sequence[str], log: Path, ready_url: str, wait_s: float = 60.0) -> Iterator[None]:
-    """Run `gyre ARGUMENTS` until the block ends; enter it once `ready_url` answers. Its output goes to `log`."""
+def gyre_child(
+    arguments: Sequence[str],
+    log: Path,
+    ready_url: str,
+    *,
+    wait_s: float = 60.0,
+    is_ready: Callable[[str], bool] = answers,
+) -> Iterator[None]:
+    """Run `gyre ARGUMENTS` until the block ends; enter it once `is_ready(ready_url)`. Its output goes to `log`.
+
+    `is_ready` must tell the child from somebody else who answers at that address.
+    """
     with log.open("ab") as output:
         child = subprocess.Popen(
             _command(arguments),
@@ -68,7 +78,7 @@ def gyre_child(arguments: Sequence[str], log: Path, ready_url: str, wait_s: floa
         )
     try:
         deadline = time.monotonic() + wait_s
-        while not answers(ready_url):
+        while not is_ready(ready_url):
             if child.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(errors="replace")[-800:].strip()
                 raise EngineError(f"`gyre {arguments[0]}` did not come up at {ready_url}; its log {log} ends:\n{tail}")

@@ -10,7 +10,7 @@ import pytest
 
 from gyre_data import open as open_run
 from gyre_data.errors import ConfigError
-from gyre_proxy.launch.client import ProxyClient
+from gyre_proxy.launch.client import ProxyClient, serves
 from gyre_proxy.launch.record import record
 from gyre_proxy.launch.supervisor import Supervisor
 from gyre_proxy.launch.tasks import Task
@@ -178,3 +178,9 @@ async def test_any_command_is_recorded(served: Served) -> None:
     assert sorted(str(e["end_reason"]) for e in known.values()) == ["crashed", "finished", "infra_fault"]
     assert len(rows(served.run, "calls")) == 2
     check_run(served.run)
+
+
+async def test_another_runs_proxy_is_not_taken_for_ours(served: Served, tmp_path: Path) -> None:
+    assert await asyncio.to_thread(serves, served.url, served.run, None)
+    assert not await asyncio.to_thread(serves, served.url, tmp_path / "another", None)
+    assert not await asyncio.to_thread(serves, "http://127.0.0.1:1", served.run, None)

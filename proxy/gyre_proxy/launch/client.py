@@ -11,7 +11,7 @@ import httpx
 
 from gyre_data.errors import ConfigError, EngineError
 
-__all__ = ["ProxyClient", "endpoint_of"]
+__all__ = ["ProxyClient", "endpoint_of", "serves"]
 
 
 def endpoint_of(run: Path) -> str | None:
@@ -24,6 +24,19 @@ def endpoint_of(run: Path) -> str | None:
     return str(proxy) if proxy else None
 
 
+def serves(endpoint: str, run: Path, key: str | None) -> bool:
+    """Whether the proxy at `endpoint` is up and records to `run`; another run's proxy may have taken its port."""
+    try:
+        answer = httpx.get(f"{endpoint}/api/status", headers=_credentials(key), timeout=5.0, trust_env=False)
+        return bool(answer.status_code == 200 and answer.json()["run"] == str(run.resolve()))
+    except (httpx.TransportError, ValueError, KeyError):
+        return False
+
+
+def _credentials(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 class ProxyClient:
     """Calls of the API, one method each. A proxy that is down for up to `patience_s` seconds is waited for.
 
@@ -31,9 +44,8 @@ class ProxyClient:
     """
 
     def __init__(self, endpoint: str, key: str | None = None, *, patience_s: float = 60.0) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.endpoint, self.patience_s = endpoint.rstrip("/"), patience_s
-        self._http = httpx.AsyncClient(base_url=self.endpoint, headers=headers, timeout=30.0)
+        self._http = httpx.AsyncClient(base_url=self.endpoint, headers=_credentials(key), timeout=30.0)
 
     async def __aenter__(self) -> ProxyClient:
         return self

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from gyre_data.child import answers, free_port, gyre_child
+from gyre_data.child import free_port, gyre_child
 from gyre_data.errors import ConfigError
 
-from .client import ProxyClient, endpoint_of
+from .client import ProxyClient, endpoint_of, serves
 from .record import record as record_client
 from .show import Board
 from .supervisor import RunResult, Supervisor
@@ -30,10 +30,10 @@ KeyOption = Annotated[str | None, typer.Option(envvar="GYRE_KEY", help="Key of t
 
 
 @contextmanager
-def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None) -> Iterator[str]:
+def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None, key: str | None = None) -> Iterator[str]:
     """Give the address of the run's proxy: the one that is up, else one started for the block."""
     found = endpoint_of(run)
-    if found and answers(f"{found}/api/status"):
+    if found and serves(found, run, key):
         yield found
         return
     if not engines or tokenizer is None:
@@ -42,12 +42,13 @@ def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None) -> I
             "or give --engine and --tokenizer here"
         )
     run.mkdir(parents=True, exist_ok=True)
-    address = found or f"http://127.0.0.1:{free_port(8765)}"
-    chosen = address.rsplit(":", 1)[1]
-    arguments = ["proxy", "--run", str(run), "--tokenizer", str(tokenizer), "--port", chosen]
+    port = free_port(int(found.rsplit(":", 1)[1]) if found else 8765)
+    address = f"http://127.0.0.1:{port}"
+    arguments = ["proxy", "--run", str(run), "--tokenizer", str(tokenizer), "--port", str(port)]
     for engine in engines:
         arguments += ["--engine", engine]
-    with gyre_child(arguments, run / "proxy.log", f"{address}/api/status"):
+    arguments += ["--key", key] if key else []
+    with gyre_child(arguments, run / "proxy.log", address, is_ready=lambda url: serves(url, run, key)):
         yield address
 
 
@@ -66,7 +67,10 @@ def run(
     """Run a harness on tasks, several executions each. The same command goes on where it was stopped."""
     loaded = load_tasks(tasks)
     command = split_command(harness, "--harness") if harness else None
-    with proxy_for(run, engine, tokenizer) as endpoint, Board(quiet=as_json, total=attempts * len(loaded)) as board:
+    with (
+        proxy_for(run, engine, tokenizer, key) as endpoint,
+        Board(quiet=as_json, total=attempts * len(loaded)) as board,
+    ):
         options = {"attempts": attempts, "concurrency": concurrency, "states_every": states_every}
         result = asyncio.run(_run(endpoint, key, run, loaded, command, options, board))
     if as_json:
@@ -94,7 +98,7 @@ def record(
     key: KeyOption = None,
 ) -> None:
     """Start one client through the proxy and record it: `gyre record claude`, `gyre record -- mini -t "..."`."""
-    with proxy_for(run, engine, tokenizer) as endpoint:
+    with proxy_for(run, engine, tokenizer, key) as endpoint:
         sys.stderr.write(f"recording to {run}   policy mode   proxy {endpoint}\n")
         execution, status = asyncio.run(_record(endpoint, key, run, words))
     sys.stderr.write(f"recorded {execution} in {run}   next: gyre tree {run} {execution}\n")
