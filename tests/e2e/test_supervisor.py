@@ -184,3 +184,10 @@ async def test_another_runs_proxy_is_not_taken_for_ours(served: Served, tmp_path
     assert await asyncio.to_thread(serves, served.url, served.run, None)
     assert not await asyncio.to_thread(serves, served.url, tmp_path / "another", None)
     assert not await asyncio.to_thread(serves, "http://127.0.0.1:1", served.run, None)
+
+
+async def test_a_run_folder_may_be_named_from_here(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(served.run.parent)
+    async with ProxyClient(served.url, patience_s=5) as client:
+        result = await Supervisor(client, Path(served.run.name), [task("t")]).run()
+    assert result.verdicts == {"scored": 1}, "the evaluator works in the workspace; the paths it is told hold there"

@@ -29,6 +29,9 @@ def test_a_task_file_is_read(tmp_path: Path) -> None:
     assert loaded.command == ("agent", "-p", "{prompt}")
     assert loaded.workspace == (tmp_path / "ws").resolve()
     assert loaded.timeout_s == 5
+    assert fill(("python", "{tasks}/judge.py"), {"tasks": str(loaded.folder)})[1] == str(
+        tmp_path.resolve() / "judge.py"
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,5 +206,5 @@ def test_the_task_file_of_the_docs_loads(tmp_path: Path) -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "workspaces" / "count").mkdir(parents=True)
     (loaded,) = load_tasks(_tasks(tmp_path, block))
-    assert loaded.evaluator == ("python", "judge.py")
+    assert loaded.evaluator == ("python", "{tasks}/judge.py")
     assert loaded.overall_timeout_s == 1200

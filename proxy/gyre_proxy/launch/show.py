@@ -42,9 +42,11 @@ class Board:
         for one in watched.values():
             if one.state == "done" and one.id not in self._said:
                 self._said.add(one.id)
-                score = "no score" if one.score is None else f"score {one.score:.2f}"
+                score = _score(one)
                 done = f"{len(self._said)}/{self.total}"
-                self.console.print(f"{done}  {one.id}  {one.task}  {one.num_calls} calls  {score}", highlight=False)
+                self.console.print(
+                    f"{done}  {one.id}  {one.task}  {one.num_calls} calls  {score}", highlight=False, markup=False
+                )
 
     def _table(self, watched: Mapping[str, Watched]) -> Table:
         table = Table("id", "task", "state", "calls", "context", "doing", "silent", "score", box=None, pad_edge=False)
@@ -55,3 +57,11 @@ class Board:
             score = "-" if one.score is None else f"{one.score:.2f}"
             table.add_row(one.id[:8], one.task, one.state, str(one.num_calls), context, one.doing, silent, score)
         return table
+
+
+def _score(one: Watched) -> str:
+    if one.unscored:
+        lines = one.unscored.strip().splitlines()
+        head, tail = lines[0], lines[-1] if len(lines) > 1 else ""
+        return f"evaluator failed: {head if not tail else head.split(':')[0] + ': ' + tail}"
+    return "no score" if one.score is None else f"score {one.score:.2f}"

@@ -44,6 +44,8 @@ class Watched:
     doing: str = "-"
     last_event: float = field(default_factory=time.monotonic)
     score: float | None = None
+    unscored: str = ""
+    """Why the evaluator gave no score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +74,8 @@ class Supervisor:
         states_every: int = 0,
         on_change: Callable[[Mapping[str, Watched]], None] = lambda _: None,
     ) -> None:
-        self.client, self.run_folder, self.harness = client, run, harness
+        # Absolute: harnesses and evaluators are told paths below it and work in folders of their own.
+        self.client, self.run_folder, self.harness = client, run.resolve(), harness
         self.tasks = {task.id: task for task in tasks}
         self.attempts, self.concurrency, self.states_every = attempts, concurrency, states_every
         self.watched: dict[str, Watched] = {}
@@ -169,7 +172,7 @@ class Supervisor:
         await self._capture(claimed["id"], space)
         base_url = claimed["base_url"]
         values = {"base_url": base_url, "prompt": task.prompt, "workspace": str(space.work)}
-        values["sample_index"] = str(claimed["sample_index"])
+        values |= {"sample_index": str(claimed["sample_index"]), "tasks": str(task.folder)}
         command = fill(self.harness or task.command or (), values)
         env = environment(base_url, claimed["key"], space.home, self._told(claimed))
         left = task.overall_timeout_s - (time.time() - float(claimed["dispatched_at"]))
@@ -186,7 +189,8 @@ class Supervisor:
         if claimed["id"] in self.watched:
             self.watched[claimed["id"]].state = "evaluating"
         state_id = await self._capture(claimed["id"], space)
-        values = {"prompt": task.prompt, "workspace": str(space.work), "sample_index": str(claimed["sample_index"])}
+        values = {"prompt": task.prompt, "workspace": str(space.work), "tasks": str(task.folder)}
+        values["sample_index"] = str(claimed["sample_index"])
         env = environment("", "", None, self._told(claimed))
         verdict: Verdict = await evaluate(
             fill(task.evaluator, values),
@@ -208,6 +212,7 @@ class Supervisor:
         self._verdicts[verdict.status] += 1
         if claimed["id"] in self.watched:
             self.watched[claimed["id"]].score = verdict.value
+            self.watched[claimed["id"]].unscored = str(verdict.detail) if verdict.status == "failed" else ""
 
     async def _capture(self, execution: str, space: Workspace) -> str:
         state = await asyncio.to_thread(capture, space.work)

@@ -7,7 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ __all__ = ["PLACEHOLDERS", "Task", "fill", "load_tasks", "program_name", "split_
 
 _INTERPRETER = re.compile(r"python[\d.]*|sh|bash|node|npx|uvx?")
 
-PLACEHOLDERS = ("base_url", "prompt", "workspace", "sample_index")
+PLACEHOLDERS = ("base_url", "prompt", "workspace", "sample_index", "tasks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,8 @@ class Task:
     overall_timeout_s: float = 7200.0
     """Time since dispatch, waiting included."""
     evaluator_timeout_s: float = 600.0
+    folder: Path = field(default=Path(), metadata={"key": False})
+    """Folder of the task file, `{tasks}` in commands."""
 
 
 def load_tasks(path: Path) -> tuple[Task, ...]:
@@ -59,7 +61,7 @@ def load_tasks(path: Path) -> tuple[Task, ...]:
 
 
 def _task(table: Mapping[str, Any], file: Path) -> Task:
-    known = [field.name for field in fields(Task)]
+    known = [each.name for each in fields(Task) if each.metadata.get("key", True)]
     for key in table:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
@@ -77,7 +79,7 @@ def _task(table: Mapping[str, Any], file: Path) -> Task:
     for key in ("timeout_s", "overall_timeout_s", "evaluator_timeout_s"):
         if key in values and not (isinstance(values[key], int | float) and values[key] > 0):
             raise ConfigError(f"{file}: {key} of task {table['id']}: wanted seconds above 0, got {values[key]!r}")
-    return Task(**values)
+    return Task(**values, folder=file.parent.resolve())
 
 
 def split_command(command: str | list[str], what: str) -> tuple[str, ...]:
