@@ -191,7 +191,8 @@ def _judge_run(
     for info in sorted(executions(run).values(), key=lambda e: e.execution_id):
         if settings.only is not None and info.execution_id not in settings.only:
             continue
-        sizes[number, info.group_id or ""] += 1
+        if info.group_id is not None:
+            sizes[number, info.group_id] += 1
         if (early := _before_tree(info, forest, settings.include_running)) is not None:
             excluded.append(early)
             continue
@@ -247,7 +248,7 @@ def _group(
     drop_zero_variance: bool,
 ) -> tuple[list[Group], dict[int, float], list[Exclusion]]:
     """Statistics and advantages per group: (groups, advantage by place in `judged`, executions of dropped groups)."""
-    members: dict[tuple[int, str], list[int]] = {key: [] for key in sorted(sizes) if key[1]}
+    members: dict[tuple[int, str], list[int]] = {key: [] for key in sorted(sizes)}
     for i, one in enumerate(judged):
         members[one.number, one.info.group_id or ""].append(i)
     groups: list[Group] = []

@@ -7,6 +7,7 @@ log-probs are there and they were sampled from the plain policy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,6 +52,7 @@ class Reason(StrEnum):
     ROLE_SIDE = "role_side"
     ROLE_UNKNOWN = "role_unknown"
     NO_LOGPROBS = "no_logprobs"
+    LOGPROB_NOT_FINITE = "logprob_not_finite"
     TEMPERATURE_UNKNOWN = "temperature_unknown"
     GREEDY = "greedy"
     TOP_P = "top_p"
@@ -162,8 +164,11 @@ def _not_eligible(
 def _not_trainable(tree: Tree, call: Call, leaf: int, allow: frozenset[Reason]) -> tuple[Reason, str] | None:
     if not tree.has_logprobs_N[leaf]:
         return Reason.NO_LOGPROBS, "no behaviour log-probs were recorded (observe mode); only SFT can use it"
-    if call.temperature is None:
-        return Reason.TEMPERATURE_UNKNOWN, "the temperature used was not recorded"
+    recorded = tree.logprobs(leaf)
+    if recorded is not None and not np.isfinite(recorded).all():
+        return Reason.LOGPROB_NOT_FINITE, f"token {int(np.isfinite(recorded).argmin())} has no finite log-prob"
+    if call.temperature is None or not 0.0 <= call.temperature < math.inf:
+        return Reason.TEMPERATURE_UNKNOWN, f"the temperature used was recorded as {call.temperature}"
     found = [
         (Reason.GREEDY, call.temperature == 0.0, "temperature 0"),
         (Reason.TOP_P, call.top_p is not None and call.top_p < 1.0, f"top_p {call.top_p}"),

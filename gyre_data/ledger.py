@@ -8,6 +8,7 @@ higher number. So `consumed` after a resume is what the current weights have see
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from . import manifest as manifests
@@ -18,7 +19,7 @@ from .tree import Tables
 from .types import LedgerRow, Step
 from .writer import RunWriter
 
-__all__ = ["append", "consumed", "ledger", "ledger_rows", "steps"]
+__all__ = ["append", "consumed", "ledger", "ledger_rows", "newest_time", "steps"]
 
 
 def ledger_rows(step: Step, executions: Iterable[AdmittedExecution]) -> list[LedgerRow]:
@@ -69,13 +70,25 @@ def consumed(folder: str | Path | Tables, *, last_step: int | None = None) -> se
     }
 
 
+def newest_time(folder: str | Path | Tables) -> datetime:
+    """The latest time of any step recorded, also of one that was voided; a new step must be later than it."""
+    run = _tables(folder)
+    times = [] if run is None else run.table("steps").column("at").to_pylist()
+    return max(times, default=datetime.min.replace(tzinfo=UTC))
+
+
+def _tables(folder: str | Path | Tables) -> Tables | None:
+    if not isinstance(folder, str | Path):
+        return folder
+    return Run(Path(folder)) if manifests.numbers(Path(folder)) else None
+
+
 def _history(folder: str | Path | Tables) -> list[tuple[Step, list[LedgerRow]]]:
-    if isinstance(folder, str | Path):
-        if not manifests.numbers(Path(folder)):
-            return []
-        folder = Run(Path(folder))
-    written: list[Step] = from_table("steps", folder.table("steps"))
-    rows: list[LedgerRow] = from_table("ledger", folder.table("ledger"))
+    run = _tables(folder)
+    if run is None:
+        return []
+    written: list[Step] = from_table("steps", run.table("steps"))
+    rows: list[LedgerRow] = from_table("ledger", run.table("ledger"))
     kept: dict[int, Step] = {}
     for step in sorted(written, key=lambda step: step.at):
         kept = {number: old for number, old in kept.items() if number < step.step} | {step.step: step}

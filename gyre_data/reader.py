@@ -25,7 +25,7 @@ from .segment import OpenSegment, Sealed, open_sealed, read_open
 if TYPE_CHECKING:
     from .execution import Execution
 
-__all__ = ["READ_ORDER", "Run", "conformed", "unpack_blob"]
+__all__ = ["READ_ORDER", "Run", "conformed", "read_info", "unpack_blob"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,15 +90,7 @@ class Run:
     @property
     def info(self) -> dict[str, Any]:
         """What `run.json` says (endpoints, policy, tokenizer, ...), read anew; empty when there is none."""
-        try:
-            found = json.loads((self.path / "run.json").read_bytes())
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise CorruptError(
-                f"{self.path / 'run.json'}: wanted a JSON object, got {error}; mend or remove it"
-            ) from error
-        return dict(found)
+        return read_info(self.path)
 
     def refresh(self) -> bool:
         """Take a new snapshot; True if anything was added. Only what is new is read and checked."""
@@ -107,7 +99,11 @@ class Run:
             if current is None:
                 raise ConfigError(f"{self.path}: wanted a run folder, found no manifest in it; see `gyre ls`")
             try:
-                return self._take(current, self._read_open(current))
+                found = self._read_open(current)
+                # A call that was committed meanwhile may rest on a segment that only the next manifest names.
+                if manifests.numbers(self.path)[-1] != current.number and attempt < _RETRIES - 1:
+                    continue
+                return self._take(current, found)
             except FileNotFoundError as error:
                 # Sealed or recovered since the manifest was read: the next one names it.
                 if attempt == _RETRIES - 1:
@@ -183,6 +179,20 @@ class Run:
         if hashlib.sha256(plain).hexdigest() != blob_id:
             raise CorruptError(f"blob {blob_id}: its bytes hash to something else; see `gyre verify {self.path}`")
         return plain
+
+
+def read_info(run: Path) -> dict[str, Any]:
+    """The object in `run.json` of a run folder; empty when there is none, CorruptError for anything else."""
+    path = run / "run.json"
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CorruptError(f"{path}: wanted a JSON object, got {error}; mend or remove it") from error
+    if not isinstance(found, dict):
+        raise CorruptError(f"{path}: wanted a JSON object, got {type(found).__name__}; mend or remove it")
+    return found
 
 
 def unpack_blob(blob_id: str, codec: str, num_bytes: int, data: pa.Buffer) -> bytes:

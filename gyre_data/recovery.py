@@ -19,7 +19,7 @@ from . import manifest as manifests
 from .errors import ConfigError
 from .lock import is_locked
 from .schema import TABLES
-from .segment import OpenSegment, Sealed, fsync_folder, read_open, write_sealed
+from .segment import OpenSegment, Sealed, adopt_sealed, fsync_folder, read_open, write_sealed
 
 __all__ = ["QUARANTINE", "Recovered", "leftovers", "recover"]
 
@@ -59,29 +59,33 @@ def recover(run: Path, pairs: Iterable[tuple[str, str]], writer: str) -> list[Re
             raise ConfigError(
                 f"{run}: wanted to recover {table}/{stem}, but a process still writes it; stop that worker first"
             )
-    done = {(table, stem): _seal_prefix(run / table, stem) for table, stem in pairs}
     published = {
         (t, s.name.removesuffix(".arrow")): s
         for t, many in (manifests.newest(run) or manifests.EMPTY).sealed.items()
         for s in many
     }
+    done = {(table, stem): _seal_prefix(run / table, stem, published.get((table, stem))) for table, stem in pairs}
 
     def change(base: manifests.Manifest) -> manifests.Manifest:
         for (table, stem), (sealed, _) in done.items():
-            base = base.closed(table, stem, sealed or published.get((table, stem)))
+            base = base.closed(table, stem, sealed)
         return base
 
     manifests.publish(run, change, writer)
     return [_put_away(run, table, stem, sealed, found) for (table, stem), (sealed, found) in done.items()]
 
 
-def _seal_prefix(folder: Path, stem: str) -> tuple[Sealed | None, OpenSegment | None]:
-    """Write `<stem>.arrow` from the verified prefix of the pair; (None, None) when there is no data file of a pair."""
+def _seal_prefix(folder: Path, stem: str, published: Sealed | None) -> tuple[Sealed | None, OpenSegment | None]:
+    """Write `<stem>.arrow` from the verified prefix of the pair. No prefix when there is no data file of a pair.
+
+    A sealed file alone is what the manifest says of it; if none does (the manifest that named it is gone), it is taken
+    in as it is, since everything in it was acknowledged.
+    """
     data, log, final = (folder / f"{stem}{suffix}" for suffix in (".open", ".commit", ".arrow"))
     if not data.exists() and final.exists() and log.exists():
         os.rename(final, data)  # sealed but maybe not published: take it back and do it again
     if not data.exists():
-        return None, None
+        return published or (adopt_sealed(final) if final.exists() else None), None
     found = read_open(data, log.read_bytes() if log.exists() else b"")
     if not found.num_rows or found.schema is None:
         return None, found
@@ -95,7 +99,12 @@ def _put_away(run: Path, table: str, stem: str, sealed: Sealed | None, found: Op
         # Bytes after the last commit are known only if they are the footer of the sealed file.
         intact = sealed is not None and data.stat().st_size == sealed.num_bytes and _crc32(data) == sealed.crc32
     if found is None:
-        intact = not log.exists() or not log.stat().st_size
+        intact = sealed is not None or (log.exists() and not log.stat().st_size)
+        if not intact and not log.exists():
+            detail = "the manifest names it, but all its files are gone; restore them from a copy"
+            _log.warning("%s/%s: %s", table, stem, detail)
+            return Recovered(table=table, stem=stem, num_rows=0, intact=False, detail=detail)
+    num_rows = found.num_rows if found else sealed.num_rows if sealed else 0
     detail = "every byte was committed"
     if intact:
         data.unlink(missing_ok=True)
@@ -109,9 +118,9 @@ def _put_away(run: Path, table: str, stem: str, sealed: Sealed | None, found: Op
         fsync_folder(target)
         tail = f"{found.data_tail} bytes of data and {found.log_tail} of log after it" if found else "no data file"
         detail = f"{(found.damage if found else None) or 'uncommitted tail'}; {tail} are in {target}"
-        _log.warning("%s/%s: recovered %d committed rows; %s", table, stem, found.num_rows if found else 0, detail)
+        _log.warning("%s/%s: recovered %d committed rows; %s", table, stem, num_rows, detail)
     fsync_folder(run / table)
-    return Recovered(table=table, stem=stem, num_rows=found.num_rows if found else 0, intact=intact, detail=detail)
+    return Recovered(table=table, stem=stem, num_rows=num_rows, intact=intact, detail=detail)
 
 
 def _free(path: Path) -> Path:

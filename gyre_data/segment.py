@@ -35,6 +35,7 @@ __all__ = [
     "Record",
     "Sealed",
     "SegmentWriter",
+    "adopt_sealed",
     "encode_record",
     "fsync_folder",
     "later_records",
@@ -341,6 +342,20 @@ def open_sealed(path: Path, sealed: Sealed, *, full: bool = False) -> tuple[pa.S
     if num_rows != sealed.num_rows:
         raise CorruptError(f"{path}: wanted {sealed.num_rows} rows, found {num_rows}; restore the file from a copy")
     return reader.schema, batches
+
+
+def adopt_sealed(path: Path) -> Sealed:
+    """A finished segment that no manifest names, as a manifest would; CorruptError when it is not whole."""
+    try:
+        with pa.memory_map(str(path), "r") as mapped:
+            data = mapped.read_buffer()
+            reader = pa.ipc.open_file(mapped)
+            num_rows = sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+            sealed = Sealed(name=path.name, num_bytes=data.size, num_rows=num_rows, crc32=zlib.crc32(memoryview(data)))
+    except pa.ArrowException as error:
+        raise CorruptError(f"{path}: wanted an Arrow file, got damage ({error}); restore it from a copy") from error
+    open_sealed(path, sealed)
+    return sealed
 
 
 def write_sealed(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> Sealed:

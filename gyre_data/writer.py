@@ -26,7 +26,7 @@ from . import manifest as manifests
 from .arrays import table_of, to_batches
 from .errors import CaptureError, ConfigError, GyreError
 from .lock import FolderLock
-from .reader import READ_ORDER, Run
+from .reader import READ_ORDER, Run, read_info
 from .recovery import QUARANTINE, Recovered, leftovers, recover
 from .schema import MAJOR, MINOR, TABLES
 from .segment import Sealed, SegmentWriter, fsync_folder
@@ -347,8 +347,7 @@ class RunWriter:
         """Set fields of `run.json`, replacing the file at once, and return the whole. Only the owner calls this."""
         path = self.path / "run.json"
         base = {"format": "gyre", "major": MAJOR, "minor": MINOR, "created_at": datetime.now(UTC).isoformat()}
-        known = json.loads(path.read_bytes()) if path.exists() else {}
-        info = {**base, **known, **fields}
+        info = {**base, **read_info(self.path), **fields}
         temporary = self.path / f".run-{secrets.token_hex(6)}.tmp"
         fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(fd, "w") as file:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gyre_data.admission import Admission, Reason, admit
@@ -28,6 +30,8 @@ def why(admission: Admission, execution_id: str = "e_other") -> dict[str | None,
     [
         ({"temperature": 0.0}, Reason.GREEDY),
         ({"temperature": None}, Reason.TEMPERATURE_UNKNOWN),
+        ({"temperature": math.nan}, Reason.TEMPERATURE_UNKNOWN),
+        ({"temperature": -1.0}, Reason.TEMPERATURE_UNKNOWN),
         ({"top_p": 0.95}, Reason.TOP_P),
         ({"top_k": 40}, Reason.TOP_K),
         ({"constrained": True}, Reason.CONSTRAINED),
@@ -51,6 +55,18 @@ def test_a_call_that_is_not_trained(columns: dict[str, Any], reason: Reason) -> 
     (other,) = (x for x in admission.executions if x.execution_id == "e_other")
     assert [other.tree.node_id[i] for t in other.trajectories for i in t.owned] == [good.output]
     assert other.num_owned == 4
+
+
+def test_a_token_that_the_engine_called_impossible_is_not_trained_by_rl() -> None:
+    run, e = two()
+    good = e.call()
+    bad = e.call(after=good)
+    for place, node in enumerate(run.rows["nodes"]):
+        if node.node_id == bad.output:
+            logprobs = np.array([-1.0, -np.inf, -1.0, -1.0], np.float32)
+            run.rows["nodes"][place] = replace(node, logprobs=logprobs)
+    assert why(admit(run))[bad.id] == Reason.LOGPROB_NOT_FINITE
+    assert [x.num_owned for x in admit(run, need_score=False).executions] == [8, 4]
 
 
 def test_sampling_settings_do_not_matter_to_sft_and_may_be_allowed() -> None:
@@ -210,6 +226,16 @@ def test_rewards() -> None:
 def test_settings_that_cannot_be_meant(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         admit(two()[0], **wrong)
+
+
+def test_a_group_may_have_an_empty_name() -> None:
+    run = Forest()
+    for value in (0.0, 1.0):
+        run.execution(group="", score=value).call()
+    run.execution(group=None, score=1.0).call()
+    found = admit(run)
+    assert [(g.group_id, g.num_executions, g.num_valid) for g in found.groups] == [("", 2, 2)]
+    assert len(found.executions) == 2
 
 
 def test_two_runs_do_not_share_groups() -> None:

@@ -23,6 +23,7 @@ from gyre_data.schema import MAJOR, TABLES, arrow_schema
 from gyre_data.segment import Sealed, write_sealed
 from gyre_data.store import RunWriter, find_run
 from gyre_data.types import Step
+from gyre_data.verify import verify
 from gyre_data.writer import COMMIT_ORDER
 from tests.support.rows import START, one_call, one_execution, output_node, prompt_node, same_row
 
@@ -250,6 +251,64 @@ def test_a_segment_that_is_gone_is_named(tmp_path, monkeypatch):
     manifests.publish(path, lambda base: base.opened("calls", "w0-000999"), "w0")
     with pytest.raises(CorruptError, match=r"w0-000999.*it is gone"):
         gyre_data.open(path)
+
+
+def test_the_newest_manifest_can_be_lost(tmp_path):
+    path = tmp_path / "run"
+    with RunWriter(path) as writer:
+        writer.write(one_call(0))
+    held = {name: gyre_data.open(path).table(name).num_rows for name in TABLES}
+    manifests.manifest_path(
+        path, manifests.numbers(path)[-1]
+    ).unlink()  # what it names sealed is open in the one before
+    with RunWriter(path) as again:
+        assert {(r.table, r.num_rows) for r in again.recovered} == {(t, n) for t, n in held.items() if n}
+    assert {name: gyre_data.open(path).table(name).num_rows for name in TABLES} == held
+    assert verify(path).problems == ()
+
+
+def test_a_segment_that_vanished_is_not_called_intact(tmp_path, caplog):
+    path = tmp_path / "run"
+    RunWriter(path).close()
+    (path / "calls").mkdir()
+    manifests.publish(path, lambda base: base.opened("calls", "w0-000009"), "w0")
+    with RunWriter(path) as again:
+        (gone,) = again.recovered
+    assert not gone.intact
+    assert "all its files are gone" in caplog.text
+
+
+def test_a_snapshot_holds_what_its_calls_rest_on(tmp_path, monkeypatch):
+    """Between the manifest and the commit log of `calls`, a writer opens a segment of nodes and commits a call."""
+    path = tmp_path / "run"
+    with RunWriter(path) as writer:
+        writer.write(one_call(0))
+        writer._seal(["nodes"])
+        real, late = manifests.newest, iter([one_call(1)])
+
+        def newest(run):
+            found = real(run)
+            for rows in late:
+                writer.write(rows)
+            return found
+
+        monkeypatch.setattr("gyre_data.reader.manifests.newest", newest)
+        run = gyre_data.open(path)
+        monkeypatch.undo()
+        nodes = set(run.table("nodes").column("node_id").to_pylist())
+        for call in from_table("calls", run.table("calls")):
+            assert {call.prompt_node, call.output_node} <= nodes
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '"x"'])
+def test_a_damaged_run_json_is_named(tmp_path, text):
+    path = tmp_path / "run"
+    with RunWriter(path) as writer:
+        (path / "run.json").write_text(text)
+        with pytest.raises(CorruptError, match=r"run\.json: wanted a JSON object"):
+            _ = gyre_data.open(path).info
+        with pytest.raises(CorruptError, match=r"run\.json: wanted a JSON object"):
+            writer.update_info({"policy": "p"})
 
 
 def test_not_a_run(tmp_path):
