@@ -35,9 +35,12 @@ class Conversation:
     """File and line, for errors."""
 
 
-def read_chat(path: str | Path) -> Iterator[Conversation]:
-    """Yield the conversations of a JSON-lines file; a line that occurs again gets an id of its own."""
-    seen: dict[str, int] = {}
+def read_chat(path: str | Path, seen: dict[str, int] | None = None) -> Iterator[Conversation]:
+    """Yield the conversations of a JSON-lines file; a line that occurs again gets an id of its own.
+
+    `seen` counts lines over several files that are trained together.
+    """
+    seen = {} if seen is None else seen
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -7,6 +7,7 @@ Nothing here loads torch, so that a wrong file is refused at once.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -262,6 +263,13 @@ _POSITIVE = (
     *("pack.tokens", "parallel.tp", "output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
 )
 
+_FROM_ZERO: dict[str, float] = {
+    **dict.fromkeys(
+        ("train.steps", "train.warmup_steps", "train.weight_decay", "train.eps", "train.clip_grad"), math.inf
+    ),
+    **dict.fromkeys(("train.beta1", "train.beta2"), 1.0),
+}
+
 
 def _check(config: TrainingConfig) -> None:
     """Refuse what cannot work and settings that would have no effect."""
@@ -286,8 +294,13 @@ def _check(config: TrainingConfig) -> None:
     for name in _POSITIVE:
         section, _, key = name.partition(".")
         value = getattr(getattr(config, section), key)
-        if not value > 0:
-            raise ConfigError(f"{name}: wanted a number above 0, got {value}; raise it")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name}: wanted a finite number above 0, got {value}; set one")
+    for name, below in _FROM_ZERO.items():
+        section, _, key = name.partition(".")
+        value = getattr(getattr(config, section), key)
+        if not 0 <= value < below:
+            raise ConfigError(f"{name}: wanted a number from 0 to below {below}, got {value}; set one")
 
 
 def to_toml(config: TrainingConfig) -> str:

@@ -50,21 +50,25 @@ def forecast(config: TrainingConfig) -> Forecast:
     source = load_source(config)
     shape = model_shape(config.model.path)
     trained: Counter[str] = Counter()
-    plans = []
-    while not config.train.steps or len(plans) < config.train.steps:
+    total: Counter[str] = Counter()  # sums only: the packs of all steps would hold every token there is
+    while not config.train.steps or total["steps"] < config.train.steps:
         due = source.due(trained, config.train.executions_per_step)
         if not due:
             break
         trained.update(example.execution_id for example in due)
-        plans.append(plan_examples(due, config))
+        made = plan_examples(due, config)
+        total += Counter(
+            steps=1, executions=made.num_executions, packs=len(made.packs), packed_tokens=made.num_packed_tokens,
+            unpacked_tokens=made.num_unpacked_tokens, edges=made.num_edges, flops=flops(made, shape),
+        )  # fmt: skip
     return Forecast(
         config=to_toml(config),
-        steps=len(plans),
-        executions=sum(p.num_executions for p in plans),
+        steps=total["steps"],
+        executions=total["executions"],
         excluded=source.excluded,
-        packs=sum(len(p.packs) for p in plans),
-        packed_tokens=sum(p.num_packed_tokens for p in plans),
-        unpacked_tokens=sum(p.num_unpacked_tokens for p in plans),
-        edges=sum(p.num_edges for p in plans),
-        flops=sum(flops(p, shape) for p in plans),
+        packs=total["packs"],
+        packed_tokens=total["packed_tokens"],
+        unpacked_tokens=total["unpacked_tokens"],
+        edges=total["edges"],
+        flops=total["flops"],
     )

@@ -15,12 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from gyre_data import ledger
+from gyre_data import manifest as manifests
 from gyre_data.errors import ConfigError
+from gyre_data.schema import TABLES
 from gyre_data.store import RunWriter
 from gyre_data.types import LedgerRow, PolicyVersion, Step
 
@@ -121,14 +123,25 @@ def _checkpoints(config: TrainingConfig) -> Path:
     return Path(config.output.dir) / "checkpoints"
 
 
+def _check_folder(output: Path) -> None:
+    """Refuse to train into a recorded run: it would take the run's lock and hide it from `gyre ls`."""
+    held = manifests.newest(output)
+    if held is not None and (recorded := [name for name in held.tables if TABLES[name].owner == "run"]):
+        raise ConfigError(
+            f"output.dir: wanted a folder of the trainer's own, {output} is a recorded run (it holds "
+            f"{', '.join(recorded)}); use another folder"
+        )
+
+
 def choose_anchor(config: TrainingConfig, source: Source, lineage: Lineage) -> Anchor | None:
     """Return the anchor for this data: None for SFT; `auto` asks whether the model's own lineage sampled it."""
     if config.train.loss == "sft":
         return None
     if config.train.anchor != "auto":
         return Anchor(config.train.anchor)
-    sampled_by = frozenset().union(*(example.policy_ids for example in source.examples))
-    return Anchor.BEHAVIOUR if sampled_by and sampled_by <= set(lineage.policy_ids) else Anchor.STEP
+    own = set(lineage.policy_ids)
+    known_own = all(example.policy_ids and example.policy_ids <= own for example in source.examples)
+    return Anchor.BEHAVIOUR if known_own else Anchor.STEP
 
 
 class _Coordinator:
@@ -136,6 +149,7 @@ class _Coordinator:
 
     def __init__(self, config: TrainingConfig, show_progress: bool) -> None:
         self._config = config
+        _check_folder(Path(config.output.dir))
         self._writer = RunWriter(config.output.dir)
         try:
             self._open(show_progress)
@@ -153,6 +167,7 @@ class _Coordinator:
         self._lineage = Lineage(version=version, policy_ids=(self._policy_id, *base.policy_ids))
         self._source = load_source(config)
         self._trained: Counter[str] = Counter()
+        self._recorded_at = ledger.newest_time(config.output.dir)
         for _, execution_id in {
             (r.step, r.execution_id) for r in ledger.ledger(config.output.dir) if r.step <= self._step
         }:
@@ -236,7 +251,8 @@ class _Coordinator:
 
     def record(self, order: _Order, figures: dict[str, float]) -> None:
         """Write ledger, step row and metrics of a step that has been applied."""
-        now = datetime.now(UTC)
+        # The ledger orders attempts at a step by time, so a clock that was set back must not reorder them.
+        now = self._recorded_at = max(datetime.now(UTC), self._recorded_at + timedelta(microseconds=1))
         self._step = order.work.step
         row = {"step": self._step, "version": order.state["version"], **self._rows, **figures}
         row["tokens_per_s"] = self._rows["packed_tokens"] / max(figures["seconds"], 1e-9)

@@ -126,9 +126,22 @@ def load_source(config: TrainingConfig) -> Source:
         if not examples and not config.data.chat:
             raise _nothing(counts, runs, config.train.loss)
     examples += _chat_examples(config)
+    _check_unique(examples)
     if not examples:
         raise DataError(f"data.chat: 0 conversations in {', '.join(config.data.chat)}; add lines")
     return Source(examples=tuple(examples), excluded=excluded, seed=config.train.seed, epochs=config.data.epochs)
+
+
+def _check_unique(examples: Sequence[Example]) -> None:
+    """The ledger knows an execution by its id alone: of two with one id, one would be trained twice or never."""
+    known: dict[str, Example] = {}
+    for example in examples:
+        other = known.setdefault(example.execution_id, example)
+        if other is not example:
+            raise DataError(
+                f"execution {example.execution_id}: wanted it once, found it in {other.data_run} and in "
+                f"{example.data_run}; name each run once, and no copies of it"
+            )
 
 
 def _vocab_size(folder: str) -> int:
@@ -169,6 +182,11 @@ def _recorded_tree(execution: AdmittedExecution, rl: bool, vocab: int, number: i
         if calls[0].temperature is not None:
             temperature_N[node] = calls[0].temperature
     ids = tuple(tree.ids(node) for node in range(len(tree.node_id)))
+    smallest = min((int(x.min()) for x in ids if len(x)), default=0)
+    if smallest < 0:
+        raise DataError(
+            f"execution {execution.execution_id}: wanted token ids from 0, got {smallest}; run `gyre verify` on its run"
+        )
     largest = max((int(x.max()) for x in ids if len(x)), default=0)
     if largest >= vocab:
         raise DataError(
@@ -203,8 +221,9 @@ def _chat_examples(config: TrainingConfig) -> list[Example]:
     tokenizer = read_tokenizer(config.model.path)
     stop_ids = _stop_ids(config.model.path, tokenizer)
     examples = []
+    seen: dict[str, int] = {}
     for path in config.data.chat:
-        for conversation in read_chat(path):
+        for conversation in read_chat(path, seen):
             tree = chat_tree(conversation, tokenizer, stop_ids, 0)
             trained = tuple(
                 Trained(

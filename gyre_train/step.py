@@ -9,6 +9,7 @@ cut into packs changes nothing. logp_old comes from the anchor: the recorded val
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig
+
+from gyre_data.errors import DataError
 
 from .config import TrainingConfig
 from .loss import (
@@ -92,6 +95,11 @@ class Learner:
             gaps = gaps.add(logp_E.detach(), pack_edges)
         finish_gradients(self.wrapped, step_scale(work.num_executions))
         norm = clip_gradients(self.model, self._config.train.clip_grad)
+        if not math.isfinite(norm) or not math.isfinite(loss):
+            raise DataError(
+                f"step {work.step}: wanted a finite loss and gradient, got loss {loss} and gradient norm {norm}; the "
+                "weights were not touched, resume with a smaller train.lr or look at the model and data of this step"
+            )
         self.optimizer.step(work.lr)
         if self._burst is not None and work.step % self._config.train.steps_per_burst == 0:
             self._burst = None

@@ -91,7 +91,7 @@ def _request(
         answer = client.request(method, url, json=body, timeout=timeout)
     except httpx.TimeoutException:
         raise EngineError(f"{url}: wanted an answer within {timeout.read:g} s, got none; the engine hangs") from None
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise EngineError(f"{url}: wanted an answer, got {error!r}; is the engine up?") from error
     if answer.status_code >= 300:
         raise EngineError(f"{url}: wanted success, got {answer.status_code} {answer.text[:300]}; see the engine's log")

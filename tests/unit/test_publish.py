@@ -61,3 +61,6 @@ def test_an_engine_that_is_gone_is_named(tmp_path: Path) -> None:
     assert done.error is not None
     assert f"{url}/pause_generation: wanted an answer" in done.error
     assert "is the engine up?" in done.error
+    (done,) = FilePublisher(["http://[::1"], timeout_s=5).publish(tmp_path, PolicyVersion(policy_id="run", n=1))
+    assert done.error is not None
+    assert "http://[::1/pause_generation: wanted an answer, got InvalidURL" in done.error

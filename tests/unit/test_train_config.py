@@ -53,6 +53,12 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--data.chat=c.jsonl"], 'use train.loss = "sft"'),
         (["--data.epochs=2"], "used once by rl"),
         (["--pack.tokens=0"], "above 0"),
+        (["--train.lr=inf"], "finite number above 0, got inf"),
+        (["--train.lr=nan"], "finite number above 0, got nan"),
+        (["--train.warmup_steps=-5"], r"train\.warmup_steps: wanted a number from 0"),
+        (["--train.steps=-1"], r"train\.steps: wanted a number from 0"),
+        (["--train.clip_grad=nan"], r"train\.clip_grad: wanted a number from 0"),
+        (["--train.beta1=1.0"], r"train\.beta1: wanted a number from 0 to below 1"),
         (["--model.path="], "set model.path"),
     ],
 )

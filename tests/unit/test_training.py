@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from gyre_train.lineage import lineage_of
 from gyre_train.loop import train
 from gyre_train.megatron import checkpoint
 from gyre_train.metrics import read_metrics
+from gyre_train.source import load_source
 from tests.support.forest import Forest
 from tests.support.training import VOCAB, chat_file, config, own_logprobs, recorded_run, tiny_model
 
@@ -263,3 +266,71 @@ def test_another_template_is_refused(model: Path, tmp_path: Path) -> None:
     with RunWriter(run) as writer:  # the proxy was given another template file, which is the model's
         writer.update_info({"template": str(model / "chat_template.jinja")})
     assert forecast(config(model, tmp_path / "out", runs=run)).steps == 1
+
+
+def test_weights_are_never_stepped_by_a_gradient_that_is_no_number(model: Path, run: Path, tmp_path: Path) -> None:
+    overrides = ("--train.executions_per_step=1", "--output.save_every=1", "--train.lr=1e30")
+    with pytest.raises(DataError, match=r"step 2: wanted a finite loss and gradient.*the weights were not touched"):
+        train(config(model, tmp_path, *overrides, runs=run))
+    assert [s.step for s in ledger.steps(tmp_path)] == [1]
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+def test_a_clock_that_is_set_back_loses_no_step(
+    model: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("--train.executions_per_step=1", "--output.save_every=1")
+    train(config(model, tmp_path, *overrides, "--train.steps=2", runs=run))
+
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime(2001, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(loop, "datetime", Earlier)
+    train(config(model, tmp_path, *overrides, "--train.steps=3", runs=run))
+    assert [s.step for s in ledger.steps(tmp_path)] == [1, 2, 3]
+    assert train(config(model, tmp_path, *overrides, runs=run)).step == 4
+    assert len(ledger.consumed(tmp_path)) == 4
+
+
+def test_an_execution_that_two_runs_hold_is_refused(model: Path, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "copy")
+    twice = f'--data.runs=["{run}", "{tmp_path / "copy"}"]'
+    with pytest.raises(DataError, match=r"execution e_00\w+: wanted it once, found it in .* and in .*/copy"):
+        train(config(model, tmp_path / "out", twice))
+
+
+def test_a_line_of_two_chat_files_is_two_conversations(model: Path, tmp_path: Path) -> None:
+    files = [chat_file(tmp_path / f"{name}.jsonl", "hello again") for name in "ab"]
+    both = f'--data.chat=["{files[0]}", "{files[1]}"]'
+    settings = config(model, tmp_path / "out", both, "--train.executions_per_step=1", "--train.loss=sft")
+    assert train(settings).step == 2
+    assert len(ledger.consumed(tmp_path / "out")) == 2
+
+
+def test_a_recorded_run_is_no_output_folder(model: Path, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "r", model)
+    before = (run / "run.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"r is a recorded run \(it holds calls.*use another folder"):
+        train(config(model, run, runs=run))
+    assert (run / "run.json").read_bytes() == before
+
+
+def test_negative_ids_are_refused(model: Path, tmp_path: Path) -> None:
+    forest = Forest()
+    for i in range(2):
+        forest.execution(group="g", score=float(i)).call()
+    forest.rows["nodes"] = [dataclasses.replace(n, token_ids=-n.token_ids - 1) for n in forest.rows["nodes"]]
+    forest.write(tmp_path / "r")
+    with pytest.raises(DataError, match=r"wanted token ids from 0, got -\d+; run `gyre verify`"):
+        train(config(model, tmp_path / "out", runs=tmp_path / "r"))
+
+
+def test_data_whose_sampler_is_partly_unknown_is_not_called_own(model: Path, tmp_path: Path) -> None:
+    settings = config(model, tmp_path / "out", runs=recorded_run(tmp_path / "r", model))
+    source = load_source(settings)
+    assert loop.choose_anchor(settings, source, lineage_of(model)) == "behaviour"
+    unknown = dataclasses.replace(source.examples[0], policy_ids=frozenset())
+    mixed = dataclasses.replace(source, examples=(unknown, *source.examples[1:]))
+    assert loop.choose_anchor(settings, mixed, lineage_of(model)) == "step"
