@@ -41,8 +41,8 @@ def engine(
         context_length=context_length,
         threads=threads,
     )
-    typer.echo(f"engine: {model_dir} on http://{host}:{port}, Ctrl-C stops it")
-    serve(settings, host=host, port=port)
+    told = f"engine: {model_dir} on http://{host}:{port}, Ctrl-C stops it"
+    serve(settings, host=host, port=port, on_bound=lambda: typer.echo(told))
 
 
 def demo(

@@ -54,9 +54,7 @@ def demo(folder: Path, *, model: Path | None = None, record_only: bool = False, 
     run.summary["seconds"]["total"] = round(time.monotonic() - started, 1)
     (run.parts / "summary.json").write_text(json.dumps(run.summary, indent=2) + "\n")
     shown = f"{run.summary['seconds']['total'] / 60:.1f} min"
-    run.console.print(
-        f"done in {shown}, in {folder}   next: gyre tree {folder} | gyre stats {folder} | gyre record claude"
-    )
+    run.console.print(f"done in {shown}, in {folder}   next: gyre tree {folder}   gyre stats {folder}", soft_wrap=True)
     run.console.print("not shown here: GPU, MoE, many engines (status table in README)", style="dim")
     return run.summary
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import uvicorn
@@ -57,17 +58,37 @@ def build_loop(settings: EngineSettings) -> EngineLoop:
     )
 
 
-def serve(settings: EngineSettings, *, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM; open requests then end with what they have."""
+def serve(settings: EngineSettings, *, host: str, port: int, on_bound: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGINT or SIGTERM; open requests then end with what they have.
+
+    `on_bound` is called once the model is loaded and the address is ours. Raise ConfigError when either is not so.
+    """
     loop = build_loop(settings)
+    listener = _bind(host, port)
+    on_bound()
     loop.start()
     config = uvicorn.Config(
         build_app(loop), host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, access_log=False
     )
     try:
-        _Server(config, loop).run()
+        _Server(config, loop).run(sockets=[listener])
     finally:
         loop.close()
+        listener.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(
+            f"wanted to listen on {host}:{port}, got {error}; stop what listens there or give another --port"
+        ) from error
+    return listener
 
 
 class _Server(uvicorn.Server):
