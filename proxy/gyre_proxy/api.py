@@ -152,18 +152,24 @@ class Api:
         return _answer(self._named(request).describe())
 
     async def claim(self, request: Request) -> Response:
-        """{limit, group?} -> {executions: [...]}, each with base_url and a key of its own; oldest first."""
+        """{limit, group?, tasks?} -> {executions: [...]}, each with base_url and a key of its own; oldest first."""
         body = await _body(request)
         limit = body.get("limit", 1)
         if not isinstance(limit, int) or limit < 0:
             raise ConfigError(f"wanted limit, a number of executions, got {limit!r}")
-        claimed = []
-        for execution in self.proxy.executions.queued(limit, _text(body, "group")):
+        tasks = body.get("tasks")
+        if tasks is not None and not (isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)):
+            raise ConfigError(f"wanted tasks as a list of their ids, got {tasks!r:.80}")
+        found = self.proxy.executions.queued(limit, _text(body, "group"), tasks)
+        for execution in found:  # all at once, so that no other claim gets one of them meanwhile
             execution.state, execution.dispatched_at = "claimed", datetime.now(UTC).timestamp()
+        claimed: list[dict[str, Any]] = []
+        for execution in found:
             try:
                 key = await self._new_key(execution)
             except GyreError:
-                execution.state, execution.dispatched_at = "queued", None
+                for late in found[len(claimed) :]:
+                    late.state, late.dispatched_at = "queued", None
                 raise
             self.proxy.events.add(
                 "execution.started",

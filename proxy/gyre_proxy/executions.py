@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -146,9 +146,13 @@ class Executions:
         if execution.group_id is not None and execution.sample_index is not None:
             self._by_sample.pop((execution.group_id, execution.sample_index), None)
 
-    def queued(self, limit: int, group_id: str | None = None) -> list[Execution]:
-        """The oldest queued executions."""
-        found = (e for e in self._all.values() if e.state == "queued" and group_id in (None, e.group_id))
+    def queued(self, limit: int, group_id: str | None = None, tasks: Collection[str] | None = None) -> list[Execution]:
+        """The oldest queued executions, of one group and of some tasks only when these are given."""
+        found = (
+            e
+            for e in self._all.values()
+            if e.state == "queued" and group_id in (None, e.group_id) and (tasks is None or e.task_id in tasks)
+        )
         return [execution for execution, _ in zip(found, range(limit), strict=False)]
 
     def load(

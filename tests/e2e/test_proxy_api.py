@@ -256,3 +256,13 @@ async def test_nothing_is_answered_before_it_is_durable(tmp_path):
             assert [(one["id"], one["state"], one["scored"]) for one in listed] == [("e", "queued", False)]
             await post(http, "/api/executions/e/scores", {"evaluator": "x", "value": 1.0})
     assert open_run(run).table("scores").num_rows == 1
+
+
+async def test_claims_at_the_same_time_never_get_the_same_execution(tmp_path):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        for index in range(6):
+            await post(http, "/api/executions", {"group": "g", "sample_index": index})
+        answers = await asyncio.gather(*(post(http, "/api/executions/claim", {"limit": 6}) for _ in range(3)))
+        ids = [one["id"] for answer in answers for one in answer["executions"]]
+        assert len(ids) == len(set(ids)) == 6

@@ -111,7 +111,7 @@ async def test_what_a_dead_launcher_left_is_replaced(served: Served) -> None:
     async with ProxyClient(served.url) as client:
         group = await client.create_group("t", 1, "g-t")
         await client.create_execution(task="t", group=group, sample_index=0, harness="h")
-        (claimed,) = await client.claim(1)
+        (claimed,) = await client.claim(1, ["t"])
     result = await supervise(served, task("t"), attempts=1)
     assert result.ended == {"finished": 1}
     known = events(served.run)
@@ -191,3 +191,34 @@ async def test_a_run_folder_may_be_named_from_here(served: Served, monkeypatch: 
     async with ProxyClient(served.url, patience_s=5) as client:
         result = await Supervisor(client, Path(served.run.name), [task("t")]).run()
     assert result.verdicts == {"scored": 1}, "the evaluator works in the workspace; the paths it is told hold there"
+
+
+@pytest.mark.parametrize(
+    "wrote",
+    ['{"value": 1, "partial": "yes"}', '{"value": 1' + "0" * 400 + "}", "[" * 100_000],
+    ids=["partial", "huge", "deep"],
+)
+async def test_an_odd_score_file_costs_one_verdict_and_not_the_run(served: Served, wrote: str) -> None:
+    odd = f"import os; open(os.environ['GYRE_SCORE_FILE'], 'w').write({wrote!r})"
+    result = await supervise(served, task("odd", judge=odd, num_calls=0), task("good", num_calls=0))
+    assert result.verdicts == {"failed": 1, "scored": 1}
+
+
+async def test_a_broken_repository_in_a_workspace_costs_nothing(served: Served) -> None:
+    broken = Task(id="t", prompt="p", command=(sys.executable, "-c", "import os; os.mkdir('.git')"))
+    assert (await supervise(served, broken)).ended == {"finished": 1}
+    assert {row["kind"] for row in rows(served.run, "environments")} == {"digest"}
+
+
+async def test_only_executions_of_the_task_file_are_claimed(served: Served) -> None:
+    async with ProxyClient(served.url) as client:
+        group = await client.create_group("other", 1, "g-other")
+        await client.create_execution(task="other", group=group, sample_index=0, harness="h")
+        result = await supervise(served, task("t", num_calls=0))
+        assert result.ended == {"finished": 1}
+        assert [one["state"] for one in await client.executions(group)] == ["queued"]
+
+
+async def test_a_verdict_names_the_evaluators_settings(served: Served) -> None:
+    await supervise(served, task("t", num_calls=0), task("u", judge=JUDGE + "; 1", num_calls=0))
+    assert len({row["config_digest"] for row in rows(served.run, "scores")} - {None}) == 2

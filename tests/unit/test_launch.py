@@ -131,6 +131,32 @@ async def test_a_failing_evaluator_is_never_a_zero(tmp_path: Path, program: str,
     assert why in verdict.detail
 
 
+@pytest.mark.parametrize("detail", ["NaN", '"\\\\ud800"'])
+async def test_a_detail_that_json_cannot_hold_is_kept_as_text(tmp_path: Path, detail: str) -> None:
+    program = f"""import os; open(os.environ["GYRE_SCORE_FILE"], "w").write('{{"value": 1, "detail": {detail}}}')"""
+    verdict = await _judge(tmp_path, program)
+    assert (verdict.status, verdict.value) == ("scored", 1.0)
+    json.dumps(verdict.detail, allow_nan=False, ensure_ascii=False).encode()
+
+
+async def test_an_evaluator_that_leaves_a_pipe_for_a_score_fails(tmp_path: Path) -> None:
+    verdict = await _judge(tmp_path, 'import os; os.mkfifo(os.environ["GYRE_SCORE_FILE"])')
+    assert (verdict.status, "no regular file" in verdict.detail) == ("failed", True)
+
+
+async def test_an_evaluator_is_done_when_it_exits_whatever_it_leaves_running(tmp_path: Path) -> None:
+    program = """
+import json, os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+json.dump({"value": 1, "detail": child.pid}, open(os.environ["GYRE_SCORE_FILE"], "w"))
+"""
+    verdict = await _judge(tmp_path, program)
+    assert verdict.status == "scored"
+    async with asyncio.timeout(10):
+        while Path(f"/proc/{verdict.detail}/cmdline").exists() and Path(f"/proc/{verdict.detail}/cmdline").read_bytes():
+            await asyncio.sleep(0.02)
+
+
 async def test_an_evaluator_that_hangs_fails(tmp_path: Path) -> None:
     verdict = await _judge(tmp_path, "import time; time.sleep(60)", timeout_s=0.5)
     assert verdict.status == "failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,10 @@ class ProxyClient:
         query = f"?group={group}" if group else ""
         return list((await self._send("GET", f"/api/executions{query}"))["executions"])
 
-    async def claim(self, limit: int) -> list[dict[str, Any]]:
-        """Take up to `limit` queued executions; each comes with base_url and key."""
-        return list((await self._send("POST", "/api/executions/claim", {"limit": limit}))["executions"])
+    async def claim(self, limit: int, tasks: Sequence[str]) -> list[dict[str, Any]]:
+        """Take up to `limit` queued executions of `tasks`; each comes with base_url and key."""
+        body = {"limit": limit, "tasks": list(tasks)}
+        return list((await self._send("POST", "/api/executions/claim", body))["executions"])
 
     async def end(self, execution: str, reason: str) -> None:
         """Say that an execution ended, and why."""

@@ -44,9 +44,8 @@ class Board:
                 self._said.add(one.id)
                 score = _score(one)
                 done = f"{len(self._said)}/{self.total}"
-                self.console.print(
-                    f"{done}  {one.id}  {one.task}  {one.num_calls} calls  {score}", highlight=False, markup=False
-                )
+                said = one.error or f"{one.num_calls} calls  {score}"
+                self.console.print(f"{done}  {one.id}  {one.task}  {said}", highlight=False, markup=False)
 
     def _table(self, watched: Mapping[str, Watched]) -> Table:
         table = Table("id", "task", "state", "calls", "context", "doing", "silent", "score", box=None, pad_edge=False)
@@ -55,7 +54,9 @@ class Board:
             silent = "-" if one.state == "done" else f"{now - one.last_event:.0f} s"
             context = "-" if one.prompt_tokens is None else f"{one.prompt_tokens:,}"
             score = "-" if one.score is None else f"{one.score:.2f}"
-            table.add_row(one.id[:8], one.task, one.state, str(one.num_calls), context, one.doing, silent, score)
+            table.add_row(
+                one.id[:8], one.task, one.state, str(one.num_calls), context, one.error or one.doing, silent, score
+            )
         return table
 
 

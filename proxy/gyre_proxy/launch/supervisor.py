@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,8 @@ class Watched:
     num_calls: int = 0
     prompt_tokens: int | None = None
     doing: str = "-"
+    error: str | None = None
+    """Why the harness could not be started."""
     last_event: float = field(default_factory=time.monotonic)
     score: float | None = None
     unscored: str = ""
@@ -128,7 +132,7 @@ class Supervisor:
         try:
             while True:
                 free = self.concurrency - len(running)
-                claimed = await self.client.claim(free) if free > 0 else []
+                claimed = await self.client.claim(free, list(self.tasks)) if free > 0 else []
                 running |= {asyncio.create_task(self._execute(one)) for one in claimed}
                 if not running:
                     return
@@ -143,9 +147,7 @@ class Supervisor:
     async def _execute(self, claimed: Mapping[str, Any]) -> None:
         task = self.tasks.get(claimed["task"])
         if task is None:
-            raise ConfigError(
-                f"execution {claimed['id']} is of task {claimed['task']}, which the task file does not have"
-            )
+            raise ConfigError(f"the proxy gave out {claimed['id']} of task {claimed['task']}, which nobody asked for")
         watched = self.watched[claimed["id"]] = Watched(id=claimed["id"], task=task.id, state="running")
         reason = "infra_fault"
         try:
@@ -153,8 +155,8 @@ class Supervisor:
         except asyncio.CancelledError:
             reason = "cancelled"
             raise
-        except OSError as error:
-            watched.doing = f"could not start: {error}"
+        except (OSError, ValueError) as error:
+            watched.error = f"could not start: {error}"
         finally:
             watched.state = "ending"
             await asyncio.shield(self.client.end(claimed["id"], reason))
@@ -207,8 +209,8 @@ class Supervisor:
             "partial": verdict.partial,
             "detail": verdict.detail,
         }
-        config = {"command": list(task.evaluator)}
-        await self.client.score(claimed["id"], evaluator=name, config=config, state_id=state_id, **fields)
+        config = hashlib.sha256(json.dumps(list(task.evaluator)).encode()).hexdigest()[:32]
+        await self.client.score(claimed["id"], evaluator=name, config_digest=config, state_id=state_id, **fields)
         self._verdicts[verdict.status] += 1
         if claimed["id"] in self.watched:
             self.watched[claimed["id"]].score = verdict.value
@@ -232,7 +234,8 @@ class Supervisor:
                 seen.doing = event.get("agent_id") or event.get("agent_role") or "-"
                 seen.last_event = time.monotonic()
                 if self.states_every and seen.num_calls % self.states_every == 0:
-                    await self._capture(seen.id, self._space(seen.id))
+                    with suppress(ConfigError):  # it is one state less; the executions go on
+                        await self._capture(seen.id, self._space(seen.id))
             self.on_change(self.watched)
             await asyncio.sleep(0.25)
 

@@ -7,10 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["State", "Workspace", "capture"]
+
+_GIT_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,19 +59,24 @@ class Workspace:
 
 
 def capture(folder: Path) -> State:
-    """Name the state of `folder`: its git tree when it is a git work tree, else a digest of paths, modes and contents.
+    """Name the state of `folder`: its git tree when it is a sound git work tree, else a digest of all its files.
 
     The git index of the user is not touched. Files that git ignores are not part of a git tree.
     """
     if (folder / ".git").exists():
-        return State(kind="git_tree", digest=_git_tree(folder))
+        with suppress(OSError, subprocess.SubprocessError):  # a harness may leave a broken repository
+            return State(kind="git_tree", digest=_git_tree(folder))
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder)).encode("utf-8", "surrogateescape")
         if path.is_symlink():
             whole.update(b"link\0" + name + b"\0" + os.readlink(path).encode("utf-8", "surrogateescape") + b"\0")
         elif path.is_file():
-            content = hashlib.sha256(path.read_bytes()).digest()
+            try:
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").digest()
+            except OSError:  # gone since it was listed: the harness may be at work
+                content = b"unreadable"
             executable = b"x" if os.access(path, os.X_OK) else b"-"
             whole.update(b"file\0" + name + b"\0" + executable + content)
     return State(kind="digest", digest=whole.hexdigest())
@@ -77,6 +85,13 @@ def capture(folder: Path) -> State:
 def _git_tree(folder: Path) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         env = {**os.environ, "GIT_INDEX_FILE": str(Path(scratch) / "index")}
-        subprocess.run(["git", "add", "-A"], cwd=folder, env=env, check=True, capture_output=True)
-        made = subprocess.run(["git", "write-tree"], cwd=folder, env=env, check=True, capture_output=True, text=True)
+        env["GIT_CEILING_DIRECTORIES"] = str(folder.resolve().parent)  # never a repository around the run
+
+        def git(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                ["git", *words], cwd=folder, env=env, check=True, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S
+            )
+
+        git("add", "-A")
+        made = git("write-tree")
     return made.stdout.strip()
