@@ -71,14 +71,15 @@ def test_rl_raises_what_won_and_lowers_what_lost(model: Path, run: Path, tmp_pat
 
 
 def test_a_burst_of_two_steps_clips_and_caps(model: Path, tmp_path: Path) -> None:
-    run = recorded_run(tmp_path / "r", model, groups=4, shift=-2.0)
+    run = recorded_run(tmp_path / "r", model, groups=6, shift=-2.0)
     overrides = ["--train.anchor=burst", "--train.steps_per_burst=2", "--train.executions_per_step=4"]
     train(config(model, tmp_path / "out", *overrides, runs=run))
-    first, second = read_metrics(tmp_path / "out/metrics.jsonl")
+    first, second, third = read_metrics(tmp_path / "out/metrics.jsonl")
     assert first["clip_fraction"] == 0.0  # the anchor's own forward
     assert second["clip_fraction"] > 0
     assert first["cap_fraction"] > 0
     assert second["cap_fraction"] > 0
+    assert (third["ratio"], third["clip_fraction"]) == (1.0, 0.0)  # the next burst opened at its own weights
 
 
 def test_sft_learns_a_chat_by_heart(model: Path, tmp_path: Path) -> None:
@@ -334,3 +335,18 @@ def test_data_whose_sampler_is_partly_unknown_is_not_called_own(model: Path, tmp
     unknown = dataclasses.replace(source.examples[0], policy_ids=frozenset())
     mixed = dataclasses.replace(source, examples=(unknown, *source.examples[1:]))
     assert loop.choose_anchor(settings, mixed, lineage_of(model)) == "step"
+
+
+def test_the_temperature_of_a_call_reaches_the_packer(model: Path, tmp_path: Path) -> None:
+    forest = Forest()
+    for i in range(2):
+        e = forest.execution(group="g", score=float(i))
+        e.call(after=e.call(temperature=0.5), temperature=2.0)
+    forest.rows["nodes"] = [dataclasses.replace(n, token_ids=n.token_ids % VOCAB) for n in forest.rows["nodes"]]
+    forest.write(tmp_path / "r")
+    for example in load_source(config(model, tmp_path / "out", runs=tmp_path / "r")).examples:
+        tree = example.tree(0)
+        (trajectory,) = tree.trajectories
+        assert tree.temperature_N[trajectory.owned_O].tolist() == [0.5, 2.0]
+    for example in load_source(config(model, tmp_path / "out", "--train.loss=sft", runs=tmp_path / "r")).examples:
+        assert set(example.tree(0).temperature_N.tolist()) == {1.0}
