@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -18,11 +19,14 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a metrics file; a line cut by a crash is left out."""
+    """Return the complete lines of a metrics file; a line that a crash cut or filled with zeros is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    rows = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
 
 
 class MetricsLog:

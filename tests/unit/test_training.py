@@ -350,3 +350,8 @@ def test_the_temperature_of_a_call_reaches_the_packer(model: Path, tmp_path: Pat
         assert tree.temperature_N[trajectory.owned_O].tolist() == [0.5, 2.0]
     for example in load_source(config(model, tmp_path / "out", "--train.loss=sft", runs=tmp_path / "r")).examples:
         assert set(example.tree(0).temperature_N.tolist()) == {1.0}
+
+
+def test_a_damaged_line_of_metrics_does_not_stop_a_resume(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n\0\0\0\n\xff{"step": 2}\n{"step": 3}\n{"st')
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 3}]
