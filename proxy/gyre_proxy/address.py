@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Address", "AddressError", "endpoint_wire", "parse_address"]
+__all__ = ["Address", "AddressError", "checked_name", "endpoint_wire", "parse_address"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _COUNT = "messages/count_tokens"
@@ -60,9 +60,9 @@ def parse_address(path: str) -> Address:
             f"wanted /x/<execution>/v1/..., got {path}: a base URL names the execution it records; "
             "use http://HOST:PORT/x/<any name> (OpenAI clients: .../x/<any name>/v1)"
         )
-    execution, rest, agent = _name(parts[1], "execution"), parts[2:], None
+    execution, rest, agent = checked_name(parts[1], "execution"), parts[2:], None
     if len(rest) >= 2 and rest[0] == "a":
-        agent, rest = _name(rest[1], "agent"), rest[2:]
+        agent, rest = checked_name(rest[1], "agent"), rest[2:]
     address = Address(execution=execution, agent=agent, rest="/".join(rest))
     if rest[:2] == ["v1", "v1"]:
         raise AddressError(
@@ -75,7 +75,8 @@ def parse_address(path: str) -> Address:
     return address
 
 
-def _name(text: str, what: str) -> str:
+def checked_name(text: str, what: str) -> str:
+    """`text`, when it may stand in a base URL (and be the name of a folder); else AddressError."""
     if not _NAME.fullmatch(text):
         raise AddressError(
             f"wanted an {what} name of letters, digits, '.', '_' and '-' (at most 128), got {text!r}; "

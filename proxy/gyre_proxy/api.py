@@ -24,6 +24,7 @@ from gyre_data.errors import ConfigError, EngineError, GyreError
 from gyre_data.schema import TABLES, ScoreStatus
 from gyre_data.types import EnvironmentState, ExecutionEvent, Score
 
+from .address import checked_name
 from .executions import Execution, Group, end_reason, key_hash, new_execution_id, new_key
 from .service import CallError, Proxy
 
@@ -97,20 +98,27 @@ class Api:
         It waits for a launcher's claim unless `queue` is false: then the creator runs it itself.
         """
         body = await _body(request)
-        group_id, sample_index = _text(body, "group"), body.get("sample_index")
-        known = self.proxy.executions.get(_text(body, "id") or "")
-        if known is None and group_id is not None and isinstance(sample_index, int):
+        group_id, sample_index, launcher = _text(body, "group"), body.get("sample_index"), body.get("launcher")
+        if sample_index is not None and (type(sample_index) is not int or not 0 <= sample_index < 2**31):
+            raise ConfigError(f"wanted sample_index as a whole number from 0, got {sample_index!r:.80}")
+        if not isinstance(launcher, dict | None):
+            raise ConfigError(f"wanted launcher as an object, got {launcher!r:.80}")
+        execution_id = _text(body, "id")
+        if execution_id is not None:
+            checked_name(execution_id, "execution")
+        known = self.proxy.executions.get(execution_id or "")
+        if known is None and group_id is not None and sample_index is not None:
             known = self.proxy.executions.of_sample(group_id, sample_index)
         if known is not None:
             key = await self._new_key(known)
             return _answer({"id": known.execution_id, "base_url": _base_url(request, known), "key": key})
-        launcher = dict(body.get("launcher") or {})
+        launcher = dict(launcher or {})
         if body.get("command") is not None:
             launcher["command"] = body["command"]
         attributes, key = body.get("attributes"), new_key()
         queue = bool(body.get("queue", True))
         execution = Execution(
-            execution_id=_text(body, "id") or new_execution_id(),
+            execution_id=execution_id or new_execution_id(),
             group_id=group_id,
             task_id=_text(body, "task") or self._task_of(group_id),
             sample_index=sample_index,
@@ -324,7 +332,9 @@ def _score(execution_id: str, body: dict[str, Any]) -> Score:
         raise ConfigError(
             f"wanted a finite value for status scored, got {value!r}; send status failed when there is none"
         )
-    detail = body.get("detail")
+    detail, partial = body.get("detail"), body.get("partial")
+    if not isinstance(partial, bool | None):
+        raise ConfigError(f"wanted partial as true, false or null, got {partial!r:.80}")
     return Score(
         score_id=f"s_{secrets.token_hex(8)}",
         execution_id=execution_id,
@@ -333,7 +343,7 @@ def _score(execution_id: str, body: dict[str, Any]) -> Score:
         config_digest=_text(body, "config_digest"),
         status=ScoreStatus(status),
         value=float(value) if status == "scored" and value is not None else None,
-        partial=body.get("partial"),
+        partial=partial,
         state_id=_text(body, "state_id"),
         detail=detail if isinstance(detail, str) or detail is None else json.dumps(detail, sort_keys=True),
         at=datetime.now(UTC),

@@ -113,11 +113,7 @@ class Proxy:
             execution = Execution(execution_id=execution_id, harness=_client_name(headers), dispatched_at=time.time())
             self.executions.add(execution)
             await self.record_start(execution)
-        if execution.state == "ended":
-            raise CallError(
-                "invalid_request",
-                f"execution {execution_id} has ended ({execution.end_reason}); use another base URL for another run",
-            )
+        _refuse_ended(execution)
         if execution.state == "queued":
             execution.state, execution.dispatched_at = "running", time.time()
         return execution
@@ -166,6 +162,7 @@ class Proxy:
             begun = time.perf_counter()
             plan = await asyncio.to_thread(history.plan, request, label(request.wire, headers, request, address.agent))
             self.metrics.plan_s.observe(time.perf_counter() - begun)
+            _refuse_ended(execution)  # it may have ended meanwhile; from here on `finish` sees the call
             earlier = execution.generations.get(plan.identity)
             verdict = judge(earlier.as_earlier() if earlier else None, replay_lost=self.settings.replay_lost)
             if earlier is not None and verdict in (Verdict.ATTACH, Verdict.REPLAY):
@@ -175,8 +172,8 @@ class Proxy:
             generation = self._generation(execution, history, plan, request, dialect, headers, path, started_at)
             history.reserve(plan)
             execution.generations[plan.identity] = generation
-        self._going.add(generation)
-        generation.start()
+            self._going.add(generation)
+            generation.start()
         self.metrics.in_flight.inc()
         self.events.add(
             "call.started",
@@ -346,10 +343,9 @@ class Proxy:
 
     async def finish(self, execution: Execution) -> None:
         """An execution ended: stop what it still samples and forget what only its next call would need."""
-        for generation in list(execution.generations.values()):
-            if not generation.done:
-                await generation.abort()
-                await generation.wait_done()
+        for generation in [one for one in self._going if one.execution is execution]:
+            await generation.abort()
+            await generation.wait_done()
         execution.generations.clear()
         execution.history = None
         self.router.forget(execution.execution_id)
@@ -383,6 +379,15 @@ async def _finished(generations: set[Generation], seconds: float) -> None:
         _, late = await asyncio.wait(waits, timeout=seconds)
         for wait in late:
             wait.cancel()
+
+
+def _refuse_ended(execution: Execution) -> None:
+    if execution.state == "ended":
+        raise CallError(
+            "invalid_request",
+            f"execution {execution.execution_id} has ended ({execution.end_reason}); "
+            "use another base URL for another run",
+        )
 
 
 def _presented(headers: Mapping[str, str]) -> str:

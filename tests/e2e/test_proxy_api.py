@@ -266,3 +266,50 @@ async def test_claims_at_the_same_time_never_get_the_same_execution(tmp_path):
         answers = await asyncio.gather(*(post(http, "/api/executions/claim", {"limit": 6}) for _ in range(3)))
         ids = [one["id"] for answer in answers for one in answer["executions"]]
         assert len(ids) == len(set(ids)) == 6
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "../../elsewhere"},
+        {"sample_index": "3"},
+        {"sample_index": 2**40},
+        {"sample_index": -1},
+        {"launcher": [1]},
+    ],
+)
+async def test_an_execution_with_odd_fields_is_refused_and_leaves_nothing(tmp_path, fields):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        await post(http, "/api/executions", {"group": "g", **fields}, 400)
+        assert (await http.get("/api/executions")).json() == {"executions": []}
+
+
+async def test_no_call_slips_past_the_end_of_its_execution(tmp_path):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        await post(http, "/api/executions", {"id": "e1", "queue": False})
+        execution = served.proxy.executions.get("e1")
+        async with execution.lock:  # the call waits here, after it was let in
+            call = asyncio.create_task(http.post("/x/e1/v1/messages", json=REQUEST))
+            async with asyncio.timeout(15):
+                while not execution.lock._waiters:
+                    await asyncio.sleep(0.01)
+                await post(http, "/api/executions/e1/end", {"reason": "finished"})
+        assert (await call).status_code == 400
+    assert engine.requests == []
+    assert check_run(run, engine) == []
+
+
+async def test_the_end_of_an_execution_stops_every_sibling(tmp_path):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        engine.hold()
+        calls = [asyncio.create_task(http.post("/x/e1/v1/messages", json=REQUEST)) for _ in range(2)]
+        async with asyncio.timeout(15):
+            while len(engine.requests) < 2:
+                await asyncio.sleep(0.01)
+            await post(http, "/api/executions/e1/end", {"reason": "harness_timeout"})
+            await asyncio.gather(*calls)
+        assert served.proxy.status()["in_flight"] == 0
+    assert [call.status for call in check_run(run, engine)] == ["aborted", "aborted"]
