@@ -135,15 +135,15 @@ def test_an_sft_step_and_an_rl_step_take_it(recorded: Recorded, tmp_path: Path) 
 def test_pi_executes_a_memorised_tool_call(recorded: Recorded, tmp_path: Path) -> None:
     """The conversation that pi sent is learnt with a tool call as its reply; SGLang then serves those weights."""
     chat = tmp_path / "memorise.jsonl"
-    execution = recorded.executions()["pi-chat"][0]
-    chat.write_text("\n".join(json.dumps(record) for record in _lessons(recorded.run, execution)) + "\n")
+    lessons = [_lesson(recorded.run, execution) for execution in recorded.executions()["pi-chat"]]
+    chat.write_text("\n".join(json.dumps(lesson) for lesson in lessons) + "\n")
     config = tmp_path / "memorise.toml"
     config.write_text(
         f"[model]\npath = {json.dumps(str(recorded.model))}\n[data]\nchat = [{json.dumps(str(chat))}]\nepochs = 1000\n"
-        f'[train]\nloss = "sft"\nsteps = 80\nexecutions_per_step = 1\nlr = 3e-3\nwarmup_steps = 5\n'
-        f"[pack]\ntokens = 16384\n[output]\ndir = {json.dumps(str(tmp_path / 'memorise'))}\nsave_every = 80\n"
+        f'[train]\nloss = "sft"\nsteps = 240\nexecutions_per_step = 2\nlr = 2e-3\nwarmup_steps = 10\n'
+        f"[pack]\ntokens = 16384\n[output]\ndir = {json.dumps(str(tmp_path / 'memorise'))}\nsave_every = 240\n"
         f"[publish]\nengines = [{json.dumps(recorded.engine.url)}]\nproxy = {json.dumps(recorded.proxy.url)}\n"
-        "every = 80\n"
+        "every = 240\n"
     )
     recorded.gyre("train", str(config), "--json")
     command = {"pi-tool": ["sh", str(HERE / "harnesses/pi_twice.sh"), "openai-completions", "{prompt}"]}
@@ -156,7 +156,7 @@ def test_pi_executes_a_memorised_tool_call(recorded: Recorded, tmp_path: Path) -
     assert json.loads(recorded.gyre("verify", str(recorded.run), "--json"))["problems"] == []
 
 
-def _lessons(run_folder: Path, execution: Execution) -> list[dict[str, object]]:
+def _lesson(run_folder: Path, execution: Execution) -> dict[str, object]:
     """pi's first request with the tool call as its reply, the tool's result, and an end."""
     run = open_run(run_folder)
     tree, first = execution.tree, execution.tree.calls[0]
@@ -168,4 +168,4 @@ def _lessons(run_folder: Path, execution: Execution) -> list[dict[str, object]]:
     call = {"type": "function", "function": {"name": "bash", "arguments": {"command": "touch made-by-the-policy"}}}
     acted = [*prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
     done = [*acted, {"role": "tool", "content": "(no output)"}, {"role": "assistant", "content": "Done."}]
-    return [{"messages": done, "tools": tools}]
+    return {"messages": done, "tools": tools}
