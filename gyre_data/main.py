@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build_command
 
+from . import __version__
 from .errors import GyreError
 
 __all__ = ["COMMANDS", "app", "run"]
@@ -76,8 +77,18 @@ def _load(name: str) -> Any:
 app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"gyre {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Record agent harnesses token-exactly, inspect the trees, and train on them."""
 
 

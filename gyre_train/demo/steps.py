@@ -7,6 +7,7 @@ in the demo's folder. Nothing is hard-wired to this policy: `model` takes any Hu
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -40,6 +41,8 @@ def demo(folder: Path, *, model: Path | None = None, record_only: bool = False, 
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"wanted a new folder for the demo, {folder} is not empty; give --dir or remove it")
     (folder / "demo").mkdir(parents=True, exist_ok=True)
+    # Several processes share few cores here: threads that spin while they wait would take them from one another.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     run = Demo(folder=folder, console=Console(quiet=quiet, highlight=False))
     started = time.monotonic()
     with ExitStack() as services:
@@ -138,6 +141,8 @@ class Demo:
         """Time a step; the block appends what is to be said of it."""
         said: list[str] = []
         started = time.monotonic()
+        if not self.console.is_terminal:  # a log shows at least that something goes on
+            self.console.print(f"({number}/{NUM_STEPS} {doing} ...)", markup=False)
         with self.console.status(f"[{number}/{NUM_STEPS}] {name:<8} {doing} ..."):
             yield said
         seconds = round(time.monotonic() - started, 1)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
@@ -184,8 +185,10 @@ def _kind_of(error: GyreError) -> str:
 
 
 def _path_of(address: Address, scope: Scope) -> str:
-    query = scope["query_string"].decode("latin-1")
-    return f"/{address.rest}" + (f"?{query}" if query else "")
+    """The path below the base URL; of the query only names that say which API is spoken: a key may stand there too."""
+    asked = parse_qsl(scope["query_string"].decode("latin-1"))
+    kept = urlencode([(name, value) for name, value in asked if name in ("beta", "api-version")])
+    return f"/{address.rest}" + (f"?{kept}" if kept else "")
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes | None:

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gyre_data.errors import CaptureError, GyreError
+from gyre_data.errors import CaptureError
 
 __all__ = ["Recorder", "Scope", "Writer", "blob_id"]
 
@@ -119,7 +119,7 @@ class Recorder:
             for data in (data for job in batch for data in job.blobs):
                 self._writer.put_blob(data)
             self._writer.write([row for job in batch for row in job.rows])
-        except (GyreError, OSError, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - the commit thread must outlive whatever a row does to it
             if len(batch) > 1 and not isinstance(error, CaptureError | OSError):
                 for job in batch:  # one of them holds a row that cannot be written; the others are good
                     self._commit([job])

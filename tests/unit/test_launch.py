@@ -215,16 +215,16 @@ async def test_a_leftover_harness_is_ended_and_a_stranger_is_not(tmp_path: Path)
 
 
 def test_known_clients_get_their_own_settings(tmp_path: Path) -> None:
-    claude = plan_launch(["claude", "-p", "hi"], "http://127.0.0.1:1/x/e", "k", tmp_path)
+    claude = plan_launch(["claude", "-p", "hi"], "http://127.0.0.1:1/x/e", tmp_path)
     assert claude.command == ("claude", "-p", "hi")
     assert Path(claude.env["CLAUDE_CONFIG_DIR"]).is_relative_to(tmp_path)
-    pi = plan_launch(["pi", "-p", "hi"], "http://127.0.0.1:1/x/e", "k", tmp_path)
+    pi = plan_launch(["pi", "-p", "hi"], "http://127.0.0.1:1/x/e", tmp_path)
     ((path, text),) = pi.files.items()
     assert path.is_relative_to(tmp_path)
     assert json.loads(text)["providers"]["gyre"]["baseUrl"] == "http://127.0.0.1:1/x/e/v1"
-    assert plan_launch(["/opt/mini", "-t", "x"], "u", "k", tmp_path).command == ("/opt/mini", "-t", "x")
+    assert plan_launch(["/opt/mini", "-t", "x"], "u", tmp_path).command == ("/opt/mini", "-t", "x")
     with pytest.raises(ConfigError, match="Responses"):
-        plan_launch(["codex"], "u", "k", tmp_path)
+        plan_launch(["codex"], "u", tmp_path)
 
 
 def test_the_task_file_of_the_docs_loads(tmp_path: Path) -> None:

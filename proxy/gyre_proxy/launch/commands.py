@@ -72,9 +72,21 @@ def run(
         Board(quiet=as_json, total=attempts * len(loaded)) as board,
     ):
         options = {"attempts": attempts, "concurrency": concurrency, "states_every": states_every}
-        result = asyncio.run(_run(endpoint, key, run, loaded, command, options, board))
+        try:
+            result = asyncio.run(_run(endpoint, key, run, loaded, command, options, board))
+        except KeyboardInterrupt:
+            sys.stderr.write("stopped; nothing acknowledged is lost: the same command goes on\n")
+            raise
+    ended, verdicts = dict(result.ended), dict(result.verdicts)
     if as_json:
-        sys.stdout.write(json.dumps({"ended": dict(result.ended), "verdicts": dict(result.verdicts)}) + "\n")
+        sys.stdout.write(json.dumps({"ended": ended, "verdicts": verdicts}) + "\n")
+    else:
+        counted = (
+            ", ".join(f"{count} {name}" for name, count in {**ended, **verdicts}.items()) or "nothing was left to do"
+        )
+        sys.stderr.write(f"{counted}   next: gyre tree {run} | gyre stats {run}\n")
+    if ended and set(ended) == {"infra_fault"}:
+        raise typer.Exit(1)
 
 
 async def _run(

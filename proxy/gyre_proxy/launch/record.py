@@ -29,7 +29,7 @@ class Launch:
     files: Mapping[Path, str] = field(default_factory=dict)
 
 
-def plan_launch(words: Sequence[str], base_url: str, key: str, settings: Path) -> Launch:
+def plan_launch(words: Sequence[str], base_url: str, settings: Path) -> Launch:
     """How to start `words` against `base_url`. The first word names a known client or is any program.
 
     A known client gets a settings folder of its own below `settings`, so that the user's is neither read nor written.
@@ -38,7 +38,7 @@ def plan_launch(words: Sequence[str], base_url: str, key: str, settings: Path) -
         case "claude":
             return _claude(words[1:], settings / "claude")
         case "pi":
-            return _pi(words[1:], base_url, key, settings / "pi")
+            return _pi(words[1:], base_url, settings / "pi")
         case "codex":
             raise ConfigError(
                 "codex speaks only the OpenAI Responses wire, which this release does not serve yet; "
@@ -62,11 +62,12 @@ def _claude(rest: Sequence[str], folder: Path) -> Launch:
     return Launch(harness="claude-code", command=("claude", *rest), env=env)
 
 
-def _pi(rest: Sequence[str], base_url: str, key: str, folder: Path) -> Launch:
+def _pi(rest: Sequence[str], base_url: str, folder: Path) -> Launch:
+    # The key by the name of its variable: it must not lie in the run folder.
     model = {"id": "gyre-policy", "name": "gyre-policy", "reasoning": True, "input": ["text"]}
     model |= {"contextWindow": 65536, "maxTokens": 4096}
     model |= {"cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}
-    provider = {"baseUrl": f"{base_url}/v1", "api": "openai-completions", "apiKey": key, "models": [model]}
+    provider = {"baseUrl": f"{base_url}/v1", "api": "openai-completions", "apiKey": "GYRE_KEY", "models": [model]}
     return Launch(
         harness="pi",
         command=("pi", "--provider", "gyre", "--model", "gyre-policy", *rest),
@@ -78,7 +79,7 @@ def _pi(rest: Sequence[str], base_url: str, key: str, folder: Path) -> Launch:
 async def record(client: ProxyClient, run: Path, words: Sequence[str]) -> tuple[str, int]:
     """Create an execution, run the client on the terminal until it ends, and return (execution id, exit status)."""
     made = await client.create_execution(task="record", group=None, sample_index=0, harness=Path(words[0]).name)
-    launch = plan_launch(words, made["base_url"], made["key"], run / "clients")
+    launch = plan_launch(words, made["base_url"], run / "clients")
     for path, text in launch.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
