@@ -144,9 +144,10 @@ class Sampler:
 
     async def _attempt(self, engine: Engine, start: int) -> AsyncGenerator[Chunk]:
         prompt = np.concatenate([self.prompt_ids, *self._ids]) if start else self.prompt_ids
-        # A continuation draws anew: engines count draws from the start of a request, not of the reply.
         sampling = {**self.sampling, "max_new_tokens": self.max_tokens - start}
-        sampling["sampling_seed"] = (self.sampling["sampling_seed"] + start) % 2**63
+        if start and "sampling_seed" in sampling:
+            # A continuation draws anew: engines count draws from the start of a request, not of the reply.
+            sampling["sampling_seed"] = (sampling["sampling_seed"] + start) % 2**63
         self._spans, self._named, self._start = self.versions, (), start
         generate = engine.client.generate(self._rid, prompt, sampling, str(engine.version))
         async with _riding(engine), aclosing(generate) as chunks:
