@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from httpx_aiohttp import AiohttpTransport
 
-from gyre_data.errors import EngineError
+from gyre_data.errors import ConfigError, EngineError
 from gyre_data.types import Floats, Ints
 
 __all__ = ["Chunk", "ChunkReader", "EngineClient", "EngineInfo", "EngineRefusedError", "http_client"]
@@ -158,6 +158,8 @@ class EngineClient:
     """The calls that the proxy makes of one engine."""
 
     def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"wanted an engine's URL, got {url!r}; write http://{url}")
         self.url = url.rstrip("/")
         self._http = http
 
@@ -258,8 +260,13 @@ class EngineClient:
             ) from error
         if response.status_code in (404, 405) and optional:
             return {}
+        if response.status_code in (404, 405):
+            raise ConfigError(
+                f"wanted SGLang's native API at {self.url}, got {response.status_code} to {path}; "
+                "give the address of an SGLang or `gyre engine`, without /v1"
+            )
         if response.status_code != 200:
-            raise EngineError(f"engine {self.url} answered {response.status_code} to {path}; is it an SGLang engine?")
+            raise EngineError(f"engine {self.url} answered {response.status_code} to {path}; see its log")
         try:
             value = response.json()
         except ValueError:

@@ -1,12 +1,13 @@
 import json
 from contextlib import aclosing
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_data.errors import EngineError
+from gyre_data.errors import ConfigError, EngineError
 from gyre_proxy.engine import ChunkReader, EngineClient, EngineRefusedError, http_client
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -135,3 +136,16 @@ async def test_whatever_goes_wrong_on_the_hop_is_an_engine_error(reply, kind, wo
             await collect(EngineClient(engine.url, http))
     assert type(caught.value) is kind
     assert json.dumps(str(caught.value))
+
+
+@pytest.mark.parametrize(("url", "mend"), [("localhost:1", "write http://"), ("ftp://x", "write http://")])
+def test_an_address_that_is_no_url_is_refused(url: str, mend: str) -> None:
+    with pytest.raises(ConfigError, match=mend):
+        EngineClient(url, httpx.AsyncClient())
+
+
+async def test_a_server_that_is_no_engine_is_refused_at_once() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(404))
+    async with httpx.AsyncClient(transport=transport) as http:
+        with pytest.raises(ConfigError, match="without /v1"):
+            await EngineClient("http://engine", http).info()
