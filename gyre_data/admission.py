@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -164,12 +164,13 @@ def admit(
     judged: list[_Judged] = []
     excluded: list[Exclusion] = []
     sizes: Counter[tuple[int, str]] = Counter()
+    unfinished: set[tuple[int, str]] = set()
     for number, run in enumerate(every):
-        _judge_run(number, run, scores[number], settings, judged, excluded, sizes)
+        _judge_run(number, run, scores[number], settings, judged, excluded, sizes, unfinished)
     groups: list[Group] = []
     advantages: dict[int, float] = {}
     if need_score:
-        groups, advantages, dropped = _group(judged, every, sizes, scale, drop_zero_variance)
+        groups, advantages, dropped = _group(judged, every, sizes, unfinished, scale, drop_zero_variance)
         excluded += dropped
     admitted = tuple(
         _admitted(one, advantages.get(i)) for i, one in enumerate(judged) if not need_score or i in advantages
@@ -185,8 +186,12 @@ def _judge_run(
     judged: list[_Judged],
     excluded: list[Exclusion],
     sizes: Counter[tuple[int, str]],
+    unfinished: set[tuple[int, str]],
 ) -> None:
-    """Judge every execution of one run: add to `judged` or `excluded`, and count it in the size of its group."""
+    """Judge every execution of one run: add to `judged` or `excluded`, and to the size of its group.
+
+    A group with a running member is `unfinished`: its statistics would change with every member that ends.
+    """
     forest = Forest(run)
     for info in sorted(executions(run).values(), key=lambda e: e.execution_id):
         if settings.only is not None and info.execution_id not in settings.only:
@@ -195,6 +200,8 @@ def _judge_run(
             sizes[number, info.group_id] += 1
         if (early := _before_tree(info, forest, settings.include_running)) is not None:
             excluded.append(early)
+            if early.reason is Reason.RUNNING and info.group_id is not None:
+                unfinished.add((number, info.group_id))
             continue
         tree = forest.tree(info.execution_id)
         found = eligibility(tree, need_logprobs=settings.need_logprobs, allow=settings.allow)
@@ -244,6 +251,7 @@ def _group(
     judged: Sequence[_Judged],
     runs: Sequence[Tables],
     sizes: Mapping[tuple[int, str], int],
+    unfinished: Set[tuple[int, str]],
     scale: str,
     drop_zero_variance: bool,
 ) -> tuple[list[Group], dict[int, float], list[Exclusion]]:
@@ -265,7 +273,9 @@ def _group(
             mean=math.fsum(rewards) / len(rewards) if rewards else None,
             std=float(np.std(rewards)) if rewards else None,
         )
-        if len(rewards) < 2:
+        if (number, group_id) in unfinished:
+            group = replace(group, reason=Reason.GROUP_RUNNING)
+        elif len(rewards) < 2:
             group = replace(group, reason=Reason.GROUP_TOO_SMALL)
         elif min(rewards) == max(rewards):
             group = replace(group, mean=rewards[0], std=0.0)

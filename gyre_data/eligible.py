@@ -42,6 +42,7 @@ class Reason(StrEnum):
     NOT_A_NUMBER = "not_a_number"
     NO_GROUP = "no_group"
     GROUP_TOO_SMALL = "group_too_small"
+    GROUP_RUNNING = "group_running"
     ZERO_VARIANCE = "zero_variance"
     # a call
     CALL_FAILED = "call_failed"

@@ -270,6 +270,7 @@ _MENDS = {
     "evaluator_failed": "every evaluator failed; mend it and score again",
     "running": "they have not ended; wait, or end them through the proxy's API",
     "no_group": "they belong to no group; record several executions of one task as a group",
+    "group_running": "a member of their group still runs; wait, or end it through the proxy's API",
     "group_too_small": "a group needs 2 valid scores; record more attempts or score them",
     "zero_variance": "all scores of each group are equal; record more attempts",
 }  # fmt: skip

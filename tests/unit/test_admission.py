@@ -118,7 +118,6 @@ def test_a_copied_tail_shows_that_the_turn_arrived_and_is_not_trained_again() ->
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"end": None}, Reason.RUNNING),
         ({"end": "infra_fault"}, Reason.INFRA_FAULT),
         ({"score": None}, Reason.NO_SCORE),
         ({"group": None}, Reason.NO_GROUP),
@@ -146,6 +145,19 @@ def test_an_execution_without_calls_or_without_trainable_tokens() -> None:
     assert why(admit(run), "e_plain") == {None: Reason.GROUP_TOO_SMALL}
     (group,) = admit(run).groups
     assert (group.reason, group.num_executions, group.num_valid) == (Reason.GROUP_TOO_SMALL, 2, 1)
+
+
+def test_a_group_waits_for_its_running_members() -> None:
+    """Its mean would change with every member that ends, after the others were trained on."""
+    run = Forest()
+    for name, score in (("e_1", 1.0), ("e_2", 0.0), ("e_other", 1.0)):
+        run.execution(name, group="g", score=score, **({"end": None} if name == "e_other" else {})).call()
+    admission = admit(run)
+    assert admission.executions == ()
+    assert admission.counts()["executions"] == {"running": 1, "group_running": 2}
+    assert [group.reason for group in admission.groups] == [Reason.GROUP_RUNNING]
+    assert len(admit(run, include_running=True).executions) == 3
+    assert len(admit(run, need_score=False).executions) == 2
 
 
 def test_running_executions_can_be_asked_for() -> None:
