@@ -6,6 +6,7 @@ model is trained on the conversation just recorded, and the new weights are publ
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,9 +42,10 @@ class Recorded:
     proxy: ProxyProcess
     path: str
 
-    def gyre(self, *words: str) -> str:
+    def gyre(self, *words: str, **env: str) -> str:
         command = [sys.executable, "-m", "gyre_data", *words]
-        env = {**os.environ, "PATH": self.path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proxy")])}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "proxy")])
+        env = {**os.environ, "PATH": self.path, "PYTHONPATH": path, **env}
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"gyre {' '.join(words)}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
@@ -114,6 +116,22 @@ def test_claude_code_and_pi_are_told_apart(recorded: Recorded) -> None:
 
 def test_verify_is_clean(recorded: Recorded) -> None:
     assert json.loads(recorded.gyre("verify", str(recorded.run), "--json"))["problems"] == []
+
+
+def test_one_word_records_a_client(recorded: Recorded) -> None:
+    before = {info.execution_id for info in executions(open_run(recorded.run)).values()}
+    sandboxed = {"IS_SANDBOX": "1", "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "96", "TERM": "dumb"}
+    claude = ["claude", "--", "-p", "Say hello.", "--tools", "Bash", "--dangerously-skip-permissions"]
+    recorded.gyre("record", "--run", str(recorded.run), *claude, **sandboxed)
+    recorded.gyre("record", "--run", str(recorded.run), "pi", "--", "-p", "Say hello.", TERM="dumb")
+    run = open_run(recorded.run)
+    new = [info for info in executions(run).values() if info.execution_id not in before]
+    assert [str(info.end_reason) for info in new] == ["finished", "finished"]
+    assert [run[info.execution_id].tree.calls[0].wire for info in new] == ["anthropic", "openai_chat"]
+    files = [path for path in (recorded.run / "clients").rglob("*") if path.is_file()]
+    keys = [path for path in files if re.search(r"gyre-[\w-]{32}", path.read_text("latin-1"))]
+    assert files
+    assert keys == [], "no key of an execution lies in the run folder"
 
 
 def test_an_sft_step_and_an_rl_step_take_it(recorded: Recorded, tmp_path: Path) -> None:

@@ -183,12 +183,15 @@ def _works_in(pid: int, folder: Path) -> bool:
 
 async def test_a_harness_sees_the_proxy_and_no_other_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("CLAUDE_CODE_USE_BEDROCK", "1")
+    monkeypatch.setenv("CLAUDE_CODE_MAX_OUTPUT_TOKENS", "64")
     space = Workspace.create(tmp_path / "x", None)
     env = environment("http://127.0.0.1:1/x/e", "k", space.home, {"GYRE_TASK": "t"})
     program = "import os, json; print(json.dumps(dict(os.environ)))"
     assert await run_harness([sys.executable, "-c", program], space, env, 20.0) == "finished"
     seen = json.loads((space.root / "harness.log").read_text())
-    assert "ANTHROPIC_AUTH_TOKEN" not in seen
+    assert not {"ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_USE_BEDROCK"} & set(seen)
+    assert seen["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "64", "a setting of the client is the user's own"
     assert seen["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:1/x/e"
     assert seen["OPENAI_BASE_URL"] == "http://127.0.0.1:1/x/e/v1"
     assert seen["HOME"] == str(space.home)

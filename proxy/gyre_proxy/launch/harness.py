@@ -14,7 +14,15 @@ from .workspace import Workspace
 __all__ = ["environment", "kill_leftover", "run_harness"]
 
 # Addresses and credentials of other services must not reach a harness that is to be recorded.
-_DROPPED = ("ANTHROPIC_", "OPENAI_", "CLAUDE_CODE_", "CODEX_", "GYRE_")
+_DROPPED = (
+    "ANTHROPIC_",
+    "OPENAI_",
+    "CODEX_",
+    "GYRE_",
+    "CLAUDE_CODE_USE_",
+    "CLAUDE_CODE_OAUTH_",
+    "CLAUDE_CODE_ENTRYPOINT",
+)
 
 
 def environment(base_url: str, key: str, home: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
