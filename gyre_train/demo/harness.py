@@ -13,6 +13,7 @@ import argparse
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ def anthropic_ask(max_tokens: int, ask_twice: int) -> Ask:
     import httpx2
 
     client = anthropic.Anthropic(max_retries=0)
+    broken = (anthropic.APIConnectionError, anthropic.InternalServerError, httpx2.TransportError)
     count = 0
 
     def send(request: dict[str, Any]) -> Any:
@@ -148,7 +150,7 @@ def anthropic_ask(max_tokens: int, ask_twice: int) -> Ask:
             try:
                 with client.messages.stream(**request) as stream:
                     return stream.get_final_message()
-            except (anthropic.APIConnectionError, anthropic.InternalServerError, httpx2.TransportError):
+            except broken:
                 if wait_s is None:
                     raise
                 time.sleep(wait_s)
@@ -158,10 +160,10 @@ def anthropic_ask(max_tokens: int, ask_twice: int) -> Ask:
         count += 1
         request: dict[str, Any] = {"model": "policy", "max_tokens": max_tokens, "messages": messages}
         request |= {"system": system, "tools": tools, "extra_headers": headers}
-        if count == ask_twice:
-            with client.messages.stream(**request):
-                message = send(request)
-        else:
+        with ExitStack() as first:
+            if count == ask_twice:
+                with suppress(*broken):
+                    first.enter_context(client.messages.stream(**request))
             message = send(request)
         return [block.model_dump(exclude_none=True) for block in message.content]
 
