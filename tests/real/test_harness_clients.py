@@ -176,14 +176,19 @@ def test_pi_executes_a_memorised_tool_call(recorded: Recorded, tmp_path: Path) -
 
 
 def _lesson(run_folder: Path, execution: Execution) -> dict[str, object]:
-    """pi's first request with the tool call as its reply, the tool's result, and an end."""
+    """pi's first request with the tool call as its reply, the tool's result, and an end.
+
+    The tools are read from the request as it was received: a template renders their keys in the order they came in.
+    """
     run = open_run(run_folder)
     tree, first = execution.tree, execution.tree.calls[0]
     messages = []
-    for node in tree.path(tree.leaf(first)):
+    for node in tree.path(tree.output(first))[:-1]:
         messages += [json.loads(run.blob(blob)) for blob in tree.message_blobs(int(node))]
     prompt = [{"role": m["role"], "content": m["content"]} for m in messages if m["role"] in ("system", "user")]
-    tools = json.loads(run.blob(first.tools_blob))
+    sent = json.loads(b"".join(run.blob(blob) for blob in first.request_blobs))["tools"]
+    plain = [{name: value for name, value in tool["function"].items() if name != "strict"} for tool in sent]
+    tools = [{"type": "function", "function": function} for function in plain]
     call = {"type": "function", "function": {"name": "bash", "arguments": {"command": "touch made-by-the-policy"}}}
     acted = [*prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
     done = [*acted, {"role": "tool", "content": "(no output)"}, {"role": "assistant", "content": "Done."}]
