@@ -17,7 +17,7 @@ def stop_prone(folder: Path, *, probability: float = 0.1, hidden: int = 64, voca
 
     Two dimensions of the residual stream are constants that no layer writes to. The first is missing where the last
     token is a newline, and raises the stop token: so no reply is empty, which clients leave out of their history. The
-    second lowers what has no visible text: blanks, control tokens, marks of calls and thoughts.
+    second lowers what has no visible text of its own: blanks, parts of characters, control tokens, marks.
     """
     make_tiny(folder, hidden=hidden, vocab=vocab, context=65536)
     weights = load_file(folder / "model.safetensors")
@@ -37,8 +37,9 @@ def stop_prone(folder: Path, *, probability: float = 0.1, hidden: int = 64, voca
     head[stop, 1] = -8.0 / constant
     head[stop, 0] += 8.0 / constant
     for token in range(vocab):
-        invisible = not tokenizer.decode([token], skip_special_tokens=True).strip()
-        if token != stop and (invisible or tokenizer.id_to_token(token).startswith("<")):
+        text = tokenizer.decode([token], skip_special_tokens=True).strip()
+        part_of_a_character = "\ufffd" in text
+        if token != stop and (not text or part_of_a_character or tokenizer.id_to_token(token).startswith("<")):
             head[token, 1] = -20.0 / constant
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
