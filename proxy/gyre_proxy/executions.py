@@ -34,7 +34,7 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False, weakref_slot=True)
 class Execution:
     """One harness run. `lock` orders what touches `history`; nothing waits for an engine under it."""
 

@@ -86,6 +86,7 @@ class Generation:
     _grace: asyncio.TimerHandle | None = None
     _task: asyncio.Task[None] | None = None
     _abort: asyncio.Task[None] | None = None
+    _aborted: bool = False
 
     @property
     def call_id(self) -> str:
@@ -119,7 +120,10 @@ class Generation:
     def as_earlier(self) -> Earlier:
         """What an identical request needs to know of this one."""
         return Earlier(
-            sampling=not self.done, connected=bool(self._followers), delivered=self.delivered, ok=self.failure is None
+            sampling=not self.done and not self._aborted,
+            connected=bool(self._followers),
+            delivered=self.delivered,
+            ok=self.failure is None and not self._aborted,
         )
 
     def start(self) -> asyncio.Task[None]:
@@ -154,7 +158,8 @@ class Generation:
         self._deliver(DeliveryState.UNDELIVERED)
 
     async def abort(self) -> None:
-        """Stop sampling and record what there is."""
+        """Stop sampling and record what there is. From here on a retry is another sample, not a follower."""
+        self._aborted = not self.done
         await self.sampler.abort()
 
     async def wait_done(self) -> None:

@@ -12,9 +12,11 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -78,6 +80,7 @@ class Proxy:
         self.settings, self.template, self.router, self.recorder = settings, template, router, recorder
         self.events, self.metrics, self.dialects = events, metrics, {wire: load(wire) for wire in WIRES}
         self.executions = Executions()
+        self._arriving: WeakValueDictionary[str, Execution] = WeakValueDictionary()
         self.started_at = time.time()
         self.draining = False
         self._run = run
@@ -105,18 +108,34 @@ class Proxy:
 
     # --- executions ---------------------------------------------------------------------------------------------------
 
-    async def execution(self, execution_id: str, headers: Mapping[str, str]) -> Execution:
-        """The execution that a call is addressed to; an unknown one is created, durably, as an unlabelled recording."""
+    def _addressed(self, execution_id: str, headers: Mapping[str, str]) -> Execution:
+        """The execution that a call is addressed to. One that is not known yet becomes one with its first good call."""
         execution = self.executions.get(execution_id)
         self.authorize(execution, headers)
         if execution is None:
-            execution = Execution(execution_id=execution_id, harness=_client_name(headers), dispatched_at=time.time())
+            fresh = Execution(execution_id=execution_id, harness=_client_name(headers), dispatched_at=time.time())
+            return self._arriving.setdefault(execution_id, fresh)
+        _refuse_ended(execution)
+        return execution
+
+    @asynccontextmanager
+    async def _turn(self, execution_id: str, headers: Mapping[str, str]) -> AsyncIterator[Execution]:
+        """The execution under its lock, also when the API creates it while a first call waits."""
+        while True:
+            execution = self._addressed(execution_id, headers)
+            async with execution.lock:
+                if self._addressed(execution_id, headers) is execution:
+                    yield execution
+                    return
+
+    async def _begin(self, execution: Execution) -> None:
+        """A call of it was found good: make it known, durably, as an unlabelled recording if nobody created it."""
+        if self.executions.get(execution.execution_id) is None:
             self.executions.add(execution)
             await self.record_start(execution)
-        _refuse_ended(execution)
-        if execution.state == "queued":
+        elif execution.state == "queued":
             execution.state, execution.dispatched_at = "running", time.time()
-        return execution
+        _refuse_ended(execution)  # it may have ended meanwhile; from here on `finish` sees the call
 
     async def record_start(self, execution: Execution, dispatched: bool = True) -> None:
         """Make an execution's start durable; forget it again when that fails."""
@@ -154,22 +173,22 @@ class Proxy:
         """Take a call: a generation that is under way when this returns. A refusal changes nothing in the tree."""
         if self.draining:
             raise CallError("overloaded", "the proxy is shutting down; try again in a moment")
-        execution = await self.execution(address.execution, headers)
+        self._addressed(address.execution, headers)
         request = dialect.parse(body, headers)
         started_at = datetime.now(UTC)
-        async with execution.lock:
+        async with self._turn(address.execution, headers) as execution:
             history = await self.history(execution)
             begun = time.perf_counter()
             plan = await asyncio.to_thread(history.plan, request, label(request.wire, headers, request, address.agent))
             self.metrics.plan_s.observe(time.perf_counter() - begun)
-            _refuse_ended(execution)  # it may have ended meanwhile; from here on `finish` sees the call
             earlier = execution.generations.get(plan.identity)
             verdict = judge(earlier.as_earlier() if earlier else None, replay_lost=self.settings.replay_lost)
             if earlier is not None and verdict in (Verdict.ATTACH, Verdict.REPLAY):
                 return earlier, request
+            generation = self._generation(execution, history, plan, request, dialect, headers, path, started_at)
+            await self._begin(execution)
             if earlier is not None and verdict is Verdict.LOST:
                 earlier.mark_lost()
-            generation = self._generation(execution, history, plan, request, dialect, headers, path, started_at)
             history.reserve(plan)
             execution.generations[plan.identity] = generation
             self._going.add(generation)

@@ -82,6 +82,22 @@ async def test_a_client_that_stays_away_has_its_reply_aborted_and_kept(tmp_path)
     assert latest(run) == {first.call_id: "abandoned", second.call_id: "delivered"}
 
 
+async def test_a_retry_during_the_abort_of_its_reply_is_another_sample(tmp_path):
+    engine, run = ScriptedEngine([HELLO, OTHER]), tmp_path / "run"
+    engine.deaf = True  # it goes on sampling for a while after it was asked to stop
+    async with engine.serving(), serve_proxy(run, engine, grace_s=0.05) as served, served.http() as http:
+        generation = await leave_in_mid_reply(served, engine)
+        await until(lambda: engine.aborted)
+        again = asyncio.create_task(http.post("/x/e1/v1/messages", content=BODY))
+        await until(lambda: len(engine.requests) == 2)
+        engine.release()
+        assert (await again).json()["content"][0]["text"] == "Oh"
+        await until(lambda: generation.done)
+    first, second = sorted(check_run(run, engine), key=lambda call: call.started_at)
+    assert (first.extension, second.extension) == ("root", "retry")
+    assert latest(run) == {first.call_id: "abandoned", second.call_id: "delivered"}
+
+
 async def test_an_identical_request_beside_an_open_one_is_a_sibling(tmp_path):
     engine, run = ScriptedEngine([HELLO, OTHER]), tmp_path / "run"
     engine.hold(0)

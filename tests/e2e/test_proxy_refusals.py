@@ -1,5 +1,6 @@
 """Requests that are refused, probes that are answered: nothing of either reaches the tree."""
 
+import asyncio
 import json
 
 import anthropic
@@ -67,6 +68,41 @@ async def test_t08_a_refused_retry_changes_nothing(tmp_path):
         await served.anthropic().messages.create(**REQUEST)
     _, second = check_run(run, engine)
     assert second.extension == "retry"
+
+
+async def test_a_refused_first_call_makes_no_execution(tmp_path):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    engine.context_length = 40
+    long = {**REQUEST, "messages": [{"role": "user", "content": "hello " * 40}]}
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        await http.post("/api/executions", json={"id": "waiting", "task": "t"})
+        for name in ("new", "waiting"):
+            for bad in ({**REQUEST, "tools": "not-a-list"}, {**REQUEST, "messages": []}, long):
+                assert (await http.post(f"/x/{name}/v1/messages", json=bad)).status_code == 400
+        listed = (await http.get("/api/executions")).json()["executions"]
+        assert [(one["id"], one["state"]) for one in listed] == [("waiting", "queued")]
+        assert open_run(run).table("executions").column("execution_id").to_pylist() == ["waiting"]
+        await served.anthropic("new").messages.create(**REQUEST)
+    assert [call.execution_id for call in check_run(run, engine)] == ["new"]
+
+
+async def test_first_calls_at_the_same_time_are_of_one_execution(tmp_path):
+    engine, run = ScriptedEngine([OTHER]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        async with served.proxy._turn("made", {}) as arriving:
+            call = asyncio.create_task(http.post("/x/made/v1/messages", json=REQUEST))
+            while not arriving.lock._waiters:
+                await asyncio.sleep(0.005)
+            created = await http.post("/api/executions", json={"id": "made", "task": "t"})
+            assert created.status_code == 200
+        assert (await call).status_code == 200
+        assert served.proxy.executions.get("made").num_calls == 1
+        answers = await asyncio.gather(*(http.post("/x/free/v1/messages", json=REQUEST) for _ in range(3)))
+        assert [answer.status_code for answer in answers] == [200] * 3
+    calls = check_run(run, engine)
+    assert sorted(call.extension for call in calls if call.execution_id == "free") == ["retry", "retry", "root"]
+    executions = open_run(run).table("executions").column("execution_id").to_pylist()
+    assert (executions.count("free"), executions.count("made")) == (1, 1)
 
 
 async def test_counting_tokens_records_nothing(tmp_path):

@@ -3,7 +3,7 @@
 A script is a list of replies, taken in order (the last one repeats), in the form of the cases in tests/data/cases:
 {"deltas": [{"ids": [..], "lps": [..], "weight_version"?}, ..], "finish": {"type": "stop"}, "weight_version"?}, or
 {"raw_chunks": [..]}. Faults: "die_after": n drops the connection after n deltas; "refuse": (status, message).
-`hold(n)` makes each reply wait before its n-th delta until `release`.
+`hold(n)` makes each reply wait before its n-th delta until `release`; `down` drops requests, `deaf` ignores aborts.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class ScriptedEngine:
         self.clients_gone = 0
         self.context_length: int | None = None
         self.down = False
+        self.deaf = False
         self.url = ""
         self._hold_at: int | None = None
         self._released = asyncio.Event()
@@ -62,7 +63,8 @@ class ScriptedEngine:
         if path == "/abort_request":
             rid = json.loads(body)["rid"]
             self.aborted.append(rid)
-            self._aborts.setdefault(rid, asyncio.Event()).set()
+            if not self.deaf:
+                self._aborts.setdefault(rid, asyncio.Event()).set()
             await _json(send, {})
             return
         answer: dict[str, Any] = {"model_path": "toy", "weight_version": self.version, "vocab_size": self.vocab}
