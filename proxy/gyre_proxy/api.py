@@ -7,6 +7,7 @@ sample number, an end or a state that is already recorded is answered as it stan
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -20,18 +21,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gyre_data.errors import ConfigError, EngineError, GyreError
+from gyre_data.errors import ConfigError, GyreError
 from gyre_data.schema import TABLES, ScoreStatus
 from gyre_data.types import EnvironmentState, ExecutionEvent, Score
 
 from .address import checked_name
 from .executions import Execution, Group, end_reason, key_hash, new_execution_id, new_key
-from .service import CallError, Proxy
+from .faults import API_STATUS, CallError, kind_of
+from .service import Proxy
 
 __all__ = ["Api"]
 
+log = logging.getLogger(__name__)
+
 _SEGMENT = re.compile(r"[A-Za-z0-9_]+(-[0-9]+)?\.(open|commit|arrow|json)")
-_STATUS = {"authentication": 401, "not_found": 404, "invalid_request": 400, "overloaded": 503}
 _PIECE = 8 << 20
 
 
@@ -70,14 +73,14 @@ class Api:
             try:
                 self.proxy.authorize(None, request.headers)
                 return await handler(request)
-            except CallError as error:
-                return _answer({"error": {"message": str(error)}}, _STATUS.get(error.kind, 400))
-            except (ConfigError, ValueError) as error:
-                return _answer({"error": {"message": str(error)}}, 400)
-            except EngineError as error:
-                return _answer({"error": {"message": str(error)}}, 502)
-            except GyreError as error:
-                return _answer({"error": {"message": str(error)}}, 500)
+            except (GyreError, ValueError) as error:
+                # A plain ValueError is a value of the caller's that no reader took.
+                kind = kind_of(error) if isinstance(error, GyreError) else "invalid_request"
+                return _answer({"error": {"message": str(error)}}, API_STATUS[kind])
+            except Exception as error:
+                log.exception("%s %s failed inside the proxy", request.method, request.url.path)
+                text = f"the proxy failed on this request: {type(error).__name__}; see its log"
+                return _answer({"error": {"message": text}}, API_STATUS["internal"])
 
         return guarded
 

@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .address import Address, AddressError, parse_address
 from .api import Api
 from .exchange import BrokenReplyError, serve_call
-from .service import CallError, Proxy
+from .faults import CallError
+from .service import Proxy
 from .settings import is_loopback
 
 __all__ = ["build_app"]

@@ -8,6 +8,7 @@ an error event and a broken connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
-from gyre_data.errors import ConfigError, EngineError, GyreError
+from gyre_data.errors import GyreError
 
 from .address import Address, AddressError
 from .dialects.base import BadRequest, Dialect, ReplyContext, StreamEncoder
-from .engine import EngineRefusedError
+from .faults import CallError, kind_of
 from .generation import Follower, Generation
 from .message import Request
-from .service import CallError, Proxy
+from .service import Proxy
 
 __all__ = ["serve_call"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +78,13 @@ async def serve_call(
             return
         generation, request = await proxy.accept(address, out.dialect, body, headers, _path_of(address, scope))
     except GyreError as error:
-        kind = _kind_of(error)
+        kind = kind_of(error)
         proxy.metrics.refused.labels(kind).inc()
         await out.refuse(kind, str(error), error.param if isinstance(error, BadRequest) else None)
+    except Exception as error:
+        log.exception("%s failed inside the proxy before it was sampled", scope["path"])
+        proxy.metrics.refused.labels("internal").inc()
+        await out.refuse("internal", f"the proxy failed on this request: {type(error).__name__}; see its log")
     else:
         await _reply(proxy, out, generation, request)
 
@@ -120,7 +127,7 @@ async def _stream(proxy: Proxy, out: _Wire, generation: Generation, follower: Fo
 async def _finish_stream(out: _Wire, generation: Generation, encoder: StreamEncoder, follower: Follower) -> bool:
     if generation.failure is not None:
         # The response is left without its end on purpose: some clients take a clean end for a finished turn.
-        await out.body(encoder.error(_kind_of(generation.failure), str(generation.failure)), more=True)
+        await out.body(encoder.error(kind_of(generation.failure), str(generation.failure)), more=True)
         raise BrokenReplyError
     await out.body(encoder.finish(generation.finish, generation.usage, generation.text.stopped), more=True)
     delivered = not follower.gone
@@ -147,7 +154,7 @@ async def _batch(proxy: Proxy, out: _Wire, generation: Generation, follower: Fol
     if generation.failure is not None:
         if begun:
             raise BrokenReplyError
-        await out.refuse(_kind_of(generation.failure), str(generation.failure), extra=_ids(generation))
+        await out.refuse(kind_of(generation.failure), str(generation.failure), extra=_ids(generation))
         return False
     data = out.dialect.batch(_context(generation, request), generation.reply, generation.usage, generation.text.stopped)
     if begun:
@@ -174,14 +181,6 @@ def _context(generation: Generation, request: Request) -> ReplyContext:
 
 def _ids(generation: Generation) -> dict[str, str]:
     return {"request-id": generation.call_id, "x-request-id": generation.call_id, "x-gyre-call": generation.call_id}
-
-
-def _kind_of(error: GyreError) -> str:
-    if isinstance(error, CallError):
-        return error.kind
-    if isinstance(error, EngineRefusedError | ConfigError | BadRequest):
-        return "invalid_request"
-    return "overloaded" if isinstance(error, EngineError) else "internal"
 
 
 def _path_of(address: Address, scope: Scope) -> str:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from gyre_data.errors import CaptureError, ConfigError, GyreError
+from gyre_data.errors import CaptureError, ConfigError
 from gyre_data.store import Run
 from gyre_data.types import PolicyVersion
 
@@ -30,6 +30,7 @@ from .dialects import WIRES, load
 from .dialects.base import Dialect
 from .events import EventLog
 from .executions import Execution, Executions
+from .faults import CallError
 from .generation import Generation
 from .history import History
 from .message import Request
@@ -47,20 +48,9 @@ from .settings import ProxySettings
 from .template import Template
 from .tokenizer_check import check_tokenizer
 
-__all__ = ["CallError", "Proxy"]
+__all__ = ["Proxy"]
 
 log = logging.getLogger(__name__)
-
-
-class CallError(GyreError, ValueError):
-    """A call that is refused before anything was sampled. `kind` is one of the dialects' error kinds."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(kind, message)
-        self.kind = kind
-
-    def __str__(self) -> str:
-        return str(self.args[1])
 
 
 class Proxy:

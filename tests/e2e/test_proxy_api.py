@@ -162,7 +162,7 @@ async def test_a_restart_knows_executions_keys_states_and_histories(tmp_path):
         ("/api/executions/claim", {"limit": "all"}, 400, "number of executions"),
         ("/api/engines", {"action": "explode", "url": "http://x"}, 400, "add, drain, remove or version"),
         ("/api/engines", {"action": "drain", "url": "http://x"}, 400, "one of this proxy's engines"),
-        ("/api/engines", {"action": "add", "url": "http://127.0.0.1:1"}, 502, "start one"),
+        ("/api/engines", {"action": "add", "url": "http://127.0.0.1:1"}, 503, "start one"),
         ("/api/groups", [], 400, "JSON object"),
     ],
 )
