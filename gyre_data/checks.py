@@ -89,6 +89,12 @@ def _lengths(column: pa.ChunkedArray) -> Indices:
     return np.asarray(pc.fill_null(pc.list_value_length(column), -1), np.int64)
 
 
+def _num_tokens(nodes: pa.Table) -> Indices:
+    """Tokens per node: its ids, or the local count that stands for them."""
+    counted_N = _ints(nodes.column("counted_tokens"))
+    return np.where(counted_N >= 0, counted_N, _lengths(nodes.column("token_ids")))
+
+
 def _ints(column: pa.ChunkedArray) -> Indices:
     """Integers of a column; -1 for null."""
     return np.asarray(pc.fill_null(column, -1), np.int64)
@@ -114,7 +120,7 @@ def _check_nodes(tables: Tables, notes: list[str]) -> Iterator[Problem]:
     ids = nodes.column("node_id").to_pylist()
     by_id = _Ids(ids)
     parent_N = by_id.find(nodes.column("parent_id").to_pylist())
-    start_N, length_N = _ints(nodes.column("start_pos")), _lengths(nodes.column("token_ids"))
+    start_N, length_N = _ints(nodes.column("start_pos")), _num_tokens(nodes)
     for i, where in _where("nodes", ids, parent_N == -2):
         detail = f"its parent {nodes.column('parent_id')[i]} is not recorded"
         yield Problem(kind=ProblemKind.ORPHAN, where=where, detail=detail)
@@ -149,6 +155,10 @@ def _check_alignment(tables: Tables, notes: list[str]) -> Iterator[Problem]:
         wanted = f"{length_N[i]} log-probs" if output_N[i] else "no log-probs on a node that was not sampled"
         came = "none" if logprobs_N[i] < 0 else str(logprobs_N[i])
         yield Problem(kind=ProblemKind.ALIGNMENT, where=where, detail=f"wanted {wanted}, got {came}")
+    counted_N = _ints(nodes.column("counted_tokens"))
+    for i, where in _where("nodes", ids, (counted_N >= 0) & (length_N > 0)):
+        detail = f"wanted token ids or a local count, got {length_N[i]} ids and a count of {counted_N[i]}"
+        yield Problem(kind=ProblemKind.ALIGNMENT, where=where, detail=detail)
     for column, lawful, says in (
         ("logprobs", lambda values: values <= 1e-3, "log-probs of at most 0"),
         ("token_ids", lambda values: values >= 0, "token ids from 0"),
@@ -223,7 +233,7 @@ def _check_call_nodes(
     calls: pa.Table, nodes: pa.Table, call_ids: list[str], prompt_C: Indices, output_C: Indices, by_node: _Ids
 ) -> Iterator[Problem]:
     """The output hangs on the prompt, and counted tokens are the nodes' own."""
-    length_N = _lengths(nodes.column("token_ids"))
+    length_N = _num_tokens(nodes)
     ends_N = _ints(nodes.column("start_pos")) + length_N
     parent_N = by_node.find(nodes.column("parent_id").to_pylist())
     is_output_N = _equal(nodes.column("kind"), NodeKind.OUTPUT)
@@ -279,6 +289,7 @@ def _check_blob_links(tables: Tables, notes: list[str]) -> Iterator[Problem]:
     for table, key, column in (
         ("nodes", "node_id", "message_blobs"),
         ("calls", "call_id", "request_blobs"),
+        ("calls", "call_id", "response_blobs"),
         ("calls", "call_id", "tools_blob"),
     ):
         keys = tables[table].column(key).to_pylist()

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from .listing import ExecutionSummary, RunSummary, list_executions, list_runs
+from .show.numbers import dollars
 from .store import find_run, open
 from .verify import Report
 from .verify import verify as verify_run
@@ -64,7 +65,8 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _execution_lines(found: Sequence[ExecutionSummary]) -> str:
-    rows = [("execution", "task", "group", "harness", "state", "calls", "tokens", "sampled", "score")]
+    heads = ("execution", "task", "group", "harness", "state", "calls", "tokens", "sampled", "score", "list price")
+    rows: list[tuple[str, ...]] = [heads]
     for e in found:
         bad = f" ({e.num_bad_calls} bad)" if e.num_bad_calls else ""
         score = "-" if e.score_status is None else e.score_status
@@ -82,8 +84,11 @@ def _execution_lines(found: Sequence[ExecutionSummary]) -> str:
                 f"{e.num_tokens:,}",
                 f"{e.num_sampled_tokens:,}",
                 score,
+                "-" if e.cost is None else dollars(e.cost),
             )
         )
+    if all(e.cost is None for e in found):
+        rows = [row[:-1] for row in rows]
     return _columns(rows)
 
 

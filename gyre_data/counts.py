@@ -22,6 +22,7 @@ import numpy as np
 
 from .eligible import candidates, eligibility
 from .execution import ExecutionInfo, executions
+from .hosted import Hosted, Prices, hosted
 from .links import SUMMARIES
 from .ownership import keep
 from .schema import Author, BranchReason, CallStatus, DeliveryState, NodeKind, ScoreStatus
@@ -52,6 +53,8 @@ class TreeCounts:
     """Distinct message nodes on the candidates."""
     occurrences: int = 0
     distinct_tokens: int = 0
+    counted_tokens: int = 0
+    """Of these, counted locally because their ids are not known (observe mode)."""
     prompt_tokens: int = 0
     """Tokens sent to engines, summed over calls."""
     trajectory_tokens: int = 0
@@ -128,6 +131,7 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         trajectory_message_nodes=int((message_N & (times_N > 0)).sum()),
         occurrences=int(times_N[message_N].sum()),
         distinct_tokens=tree.num_tokens,
+        counted_tokens=int(tokens_N[tree.counted_N].sum()),
         prompt_tokens=sum(call.prompt_tokens or 0 for call in tree.calls),
         trajectory_tokens=int(tokens_N[times_N > 0].sum()),
         expanded_tokens=int((tokens_N * times_N).sum()),
@@ -204,6 +208,8 @@ class Stats:
     evaluators: tuple[EvaluatorCounts, ...]
     trees: TreeCounts
     j_max: int | None
+    hosted: Hosted | None = None
+    """What hosted APIs used and cost; None when every call went to our own engines."""
 
     @property
     def sharing(self) -> float | None:
@@ -212,16 +218,17 @@ class Stats:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--json`; what is not known is null."""
-        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("evaluators", "trees")}
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("evaluators", "trees", "hosted")}
         out |= self.trees.to_json()
+        out["hosted"] = asdict(self.hosted) if self.hosted else None
         times = ("first_failed_at", "last_failed_at")
         told = [asdict(evaluator) for evaluator in self.evaluators]
         out["evaluators"] = [{**one, **{name: one[name] and one[name].isoformat() for name in times}} for one in told]
         return out
 
 
-def stats(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> Stats:
-    """Count what one or more runs hold."""
+def stats(runs: Tables | Sequence[Tables], *, j_max: int | None = 5, prices: Prices | None = None) -> Stats:
+    """Count what one or more runs hold; `prices` are for hosted models, None takes the release's own table."""
     every: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
     known: list[ExecutionInfo] = []
     states: Counter[str] = Counter()
@@ -238,6 +245,7 @@ def stats(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> Stats:
             if info.execution_id in forest:
                 total += count_tree(forest.tree(info.execution_id), j_max=j_max)
         rows += [row for found in scores.values() for row in found]
+    bills = [bill for run in every if (bill := hosted(run, prices)) is not None]
     took = [(e.ended_at - e.started_at).total_seconds() for e in known if e.ended_at and e.started_at]
     return Stats(
         executions=len(known),
@@ -249,6 +257,7 @@ def stats(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> Stats:
         evaluators=_evaluators(rows),
         trees=total,
         j_max=j_max,
+        hosted=sum(bills, Hosted()) if bills else None,
     )
 
 

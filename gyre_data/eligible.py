@@ -28,6 +28,9 @@ ROLE_ORDER: tuple[AgentRole, ...] = (
 )
 
 
+_SAMPLED = (Author.POLICY, Author.PROVIDER)
+
+
 class Reason(StrEnum):
     """Why something is not trained. A report groups by these; `detail` says more."""
 
@@ -52,6 +55,7 @@ class Reason(StrEnum):
     DELIVERY_UNKNOWN = "delivery_unknown"
     ROLE_SIDE = "role_side"
     ROLE_UNKNOWN = "role_unknown"
+    HOSTED = "hosted"
     NO_LOGPROBS = "no_logprobs"
     LOGPROB_NOT_FINITE = "logprob_not_finite"
     TEMPERATURE_UNKNOWN = "temperature_unknown"
@@ -107,7 +111,7 @@ def eligibility(tree: Tree, *, need_logprobs: bool = True, allow: frozenset[Reas
         if why is None and leaf is not None:
             eligible_N[leaf] = True
             call_of.setdefault(leaf, call)
-            why = _not_trainable(tree, call, leaf, allow) if need_logprobs else None
+            why = _hosted(tree, leaf) or (_not_trainable(tree, call, leaf, allow) if need_logprobs else None)
             trainable_N[leaf] |= why is None
         if why is not None:
             reasons[call.call_id] = why
@@ -146,7 +150,7 @@ def _not_eligible(
         return Reason.CALL_FAILED, call.error or "the call failed"
     if call.status != CallStatus.OK:
         return Reason.CALL_ABORTED, call.error or f"status {call.status}"
-    if leaf is None or tree.kind_N[leaf] != NodeKind.OUTPUT or tree.author_N[leaf] != Author.POLICY:
+    if leaf is None or tree.kind_N[leaf] != NodeKind.OUTPUT or tree.author_N[leaf] not in _SAMPLED:
         return Reason.NO_OUTPUT, "nothing was sampled"
     if tree.num_tokens_N[leaf] == 0:
         return Reason.NO_OUTPUT, "no token was sampled"
@@ -162,9 +166,19 @@ def _not_eligible(
     return Reason.DELIVERY_UNKNOWN, "no delivery row, and no later call goes on from it"
 
 
+def _hosted(tree: Tree, leaf: int) -> tuple[Reason, str] | None:
+    """No objective takes what has no token ids; the text of it can be exported and tokenised for another model."""
+    if tree.author_N[leaf] != Author.PROVIDER:
+        return None
+    return (
+        Reason.HOSTED,
+        "a hosted API sampled it: its token ids are not known; only its text can be used",
+    )
+
+
 def _not_trainable(tree: Tree, call: Call, leaf: int, allow: frozenset[Reason]) -> tuple[Reason, str] | None:
     if not tree.has_logprobs_N[leaf]:
-        return Reason.NO_LOGPROBS, "no behaviour log-probs were recorded (observe mode); only SFT can use it"
+        return Reason.NO_LOGPROBS, "no behaviour log-probs were recorded; only SFT can use it"
     recorded = tree.logprobs(leaf)
     if recorded is not None and not np.isfinite(recorded).all():
         return Reason.LOGPROB_NOT_FINITE, f"token {int(np.isfinite(recorded).argmin())} has no finite log-prob"

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from . import manifest as manifests
 from .errors import DataError
 from .execution import executions
+from .hosted import hosted_by_execution
 from .lock import is_locked
 from .reader import Run
 from .schema import EndReason, ScoreStatus
@@ -54,6 +55,8 @@ class ExecutionSummary:
     partial: bool | None
     started_at: datetime | None
     ended_at: datetime | None
+    cost: float | None = None
+    """US dollars at list price of what hosted APIs served; None when nothing of it has a price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,10 +83,11 @@ def list_executions(run: Run) -> list[ExecutionSummary]:
     """Every execution of `run` that has an event or a call, oldest first."""
     calls, nodes = run.table("calls"), run.table("nodes")
     sampled = _sums(calls, calls.column("output_tokens"))
-    tokens = _sums(nodes, pc.list_value_length(nodes.column("token_ids")))
+    ids = pc.list_value_length(nodes.column("token_ids"))
+    tokens = _sums(nodes, pc.coalesce(nodes.column("counted_tokens"), ids))
     bad = calls.filter(pc.not_equal(calls.column("status"), "ok")).column("execution_id").value_counts()
     num_bad = {item["values"]: item["counts"] for item in bad.to_pylist()}
-    scores = scores_by_execution(run)
+    scores, bills = scores_by_execution(run), hosted_by_execution(run)
     unended = ExecutionState.RUNNING if is_locked(run.path / "lock") else ExecutionState.INTERRUPTED
     found = []
     for info in executions(run).values():
@@ -108,6 +112,7 @@ def list_executions(run: Run) -> list[ExecutionSummary]:
                 partial=scored.partial if scored else None,
                 started_at=info.started_at,
                 ended_at=info.ended_at,
+                cost=bill.cost if (bill := bills.get(info.execution_id)) else None,
             )
         )
     return found

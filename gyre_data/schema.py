@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 
 
 class _OnDisk(StrEnum):
@@ -67,9 +67,10 @@ class NodeKind(_OnDisk):
 
 
 class Author(_OnDisk):
-    """Who wrote the tokens of a node: only `policy` tokens were sampled."""
+    """Who wrote a node: `policy` tokens were sampled by our engines, `provider` text by a hosted API."""
 
     POLICY = "policy"
+    PROVIDER = "provider"
     CLIENT = "client"
     TEMPLATE = "template"
     UNKNOWN_VALUE = "unknown_value"
@@ -220,8 +221,8 @@ def _req(name: str, type_: pa.DataType, doc: str) -> Column:
     return Column(name=name, type=type_, doc=doc, nullable=False)
 
 
-def _opt(name: str, type_: pa.DataType, doc: str) -> Column:
-    return Column(name=name, type=type_, doc=doc)
+def _opt(name: str, type_: pa.DataType, doc: str, since: int = 0) -> Column:
+    return Column(name=name, type=type_, doc=doc, since=since)
 
 
 _EXECUTION = _req("execution_id", STRING, "the harness run this row belongs to")
@@ -246,14 +247,20 @@ TABLES: dict[str, Table] = {
                     STRING,
                     "role of the message rendered here: system, user, assistant, tool, ...",
                 ),
-                _req("author", STRING, "policy (sampled) | client | template (added by us)"),
+                _req("author", STRING, "policy (sampled) | provider (hosted model) | client | template (added by us)"),
                 _opt("copy_of", STRING, "sampled node of which this is a kept tail or re-rendered copy"),
                 _req("token_ids", TOKENS, "int32 ids, exactly as sent to or sampled by the engine"),
                 _opt("logprobs", LOGPROBS, "one per token of an output node, behaviour policy; null elsewhere"),
                 _opt("policy_versions", VERSION_SPANS, "half-open spans over token_ids of an output node"),
                 _opt("message_blobs", STRINGS, "canonical JSON of the message(s) rendered here, by blob id"),
                 _opt("content_hash", STRING, "hash chain over canonical messages up to and including this node"),
-                _opt("fingerprint", STRING, "tokenizer and template that made the ids"),
+                _opt("fingerprint", STRING, "tokenizer and template that made the ids, or what counted the tokens"),
+                _opt(
+                    "counted_tokens",
+                    INT64,
+                    "observe mode: local count, by what `fingerprint` names; token_ids is empty then",
+                    since=1,
+                ),
             ),
         ),
         Table(
@@ -332,6 +339,12 @@ TABLES: dict[str, Table] = {
                 _opt("request_path", STRING, "path and query as received, below the execution's base URL"),
                 _opt("request_headers", STRING, "JSON of the allow-listed request headers"),
                 _opt("provider_usage", STRING, "JSON of the hosted API's usage block; observe mode only"),
+                _opt("upstream", STRING, "base URL of the hosted API; observe mode only, as the next four", since=1),
+                _opt("http_status", INT32, "status of its answer; null when there was none", since=1),
+                _opt("served_model", STRING, "model, as it named it", since=1),
+                _opt("provider_request_id", STRING, "its id of the request", since=1),
+                _opt("response_blobs", STRINGS, "body of a reply that could not be read as a message", since=1),
+                _opt("note", STRING, "what of request or reply could not be read, in words", since=1),
             ),
         ),
         Table(

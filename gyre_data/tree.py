@@ -27,7 +27,8 @@ from .types import Call, Floats, Ints, VersionSpan
 
 __all__ = ["Branch", "Forest", "Tables", "Tree"]
 
-_SMALL = ("node_id", "parent_id", "root_id", "call_id", "start_pos", "kind", "message_role", "author", "copy_of")
+_KEYS = ("node_id", "parent_id", "root_id", "call_id", "start_pos", "kind", "message_role", "author", "copy_of")
+_SMALL = (*_KEYS, "counted_tokens")
 
 
 class Tables(Protocol):
@@ -83,6 +84,8 @@ class Tree:
     depth_N: npt.NDArray[np.int32]
     start_pos_N: npt.NDArray[np.int64]
     num_tokens_N: npt.NDArray[np.int64]
+    counted_N: npt.NDArray[np.bool_]
+    """Whether the number of tokens is a local count, and the ids are not known (observe mode)."""
     kind_N: npt.NDArray[np.object_]
     author_N: npt.NDArray[np.object_]
     call_of_N: npt.NDArray[np.object_]
@@ -122,7 +125,10 @@ class Tree:
         self.message_role_N = _objects(small.column("message_role").to_pylist())
         self.copy_of_N = _objects(small.column("copy_of").to_pylist())
         self._ids, self._logprobs = _Column(nodes.column("token_ids"), rows), _Column(nodes.column("logprobs"), rows)
-        self.num_tokens_N = self._ids.hi_N - self._ids.lo_N
+        counted = small.column("counted_tokens")
+        self.counted_N = counted.is_valid().to_numpy()
+        num_ids_N = self._ids.hi_N - self._ids.lo_N
+        self.num_tokens_N = np.where(self.counted_N, counted.fill_null(0).to_numpy(), num_ids_N)
         self.has_logprobs_N = self._logprobs.valid_N
         self._check()
 
@@ -152,7 +158,7 @@ class Tree:
         return self._children[i]
 
     def ids(self, i: int) -> Ints:
-        """Token ids of node i: a read-only view of the file."""
+        """Token ids of node i: a read-only view of the file; empty where `counted_N`."""
         return self._ids[i]
 
     def logprobs(self, i: int) -> Floats | None:

@@ -111,6 +111,7 @@ class Node:
     message_blobs: tuple[str, ...] | None = None
     content_hash: str | None = None
     fingerprint: str | None = None
+    counted_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -164,6 +165,12 @@ class Call:
     request_path: str | None = None
     request_headers: str | None = None
     provider_usage: str | None = None
+    upstream: str | None = None
+    http_status: int | None = None
+    served_model: str | None = None
+    provider_request_id: str | None = None
+    response_blobs: tuple[str, ...] | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

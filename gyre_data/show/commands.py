@@ -17,6 +17,7 @@ from rich.text import Text
 from gyre_data.breakdown import by_evaluator, by_role
 from gyre_data.counts import stats as count_runs
 from gyre_data.execution import Execution, executions, find, newest, short_id
+from gyre_data.hosted import Prices
 from gyre_data.reader import Run
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
@@ -62,10 +63,13 @@ def stats(
     by: Annotated[
         By | None, typer.Option(help="Cut the counts by role, or the verdicts by evaluator and group.")
     ] = None,
+    prices: Annotated[
+        Path | None, typer.Option(help="Price table for hosted models (TOML); left out, the dated one of this release.")
+    ] = None,
     as_json: Json = False,
     j_max: JMax = 5,
 ) -> None:
-    """Count what runs hold: executions, nodes and tokens, how much is shared, roles, forks, evaluators."""
+    """Count what runs hold: executions, nodes and tokens, how much is shared, roles, forks, evaluators, hosted cost."""
     opened = [open_run(find_run(path)) for path in runs] if runs else [open_run(find_run())]
     if by is not None:
         rows = by_role(opened, j_max=j_max or None) if by is By.ROLE else by_evaluator(opened)
@@ -74,7 +78,7 @@ def stats(
         else:
             _print(breakdown_lines(rows))
         return
-    found = count_runs(opened, j_max=j_max or None)
+    found = count_runs(opened, j_max=j_max or None, prices=Prices.load(prices))
     if as_json:
         _print_json(found.to_json())
         return

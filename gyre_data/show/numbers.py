@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DASH", "amount", "count", "duration", "ratio", "share"]
+__all__ = ["DASH", "amount", "count", "dollars", "duration", "ratio", "share"]
 
 DASH = "-"
 
@@ -22,6 +22,15 @@ def amount(value: int | None) -> str:
             break
         size /= 1000
     return f"{size:.1f}{unit}" if unit and abs(size) < 9.95 else f"{size:.0f}{unit}"
+
+
+def dollars(value: float | None) -> str:
+    """$14, $3.21, $0.0042: two figures at least."""
+    if value is None:
+        return DASH
+    if value >= 9.995:
+        return f"${value:,.0f}"
+    return f"${value:.2f}" if value >= 0.0995 or value == 0 else f"${value:.2g}"
 
 
 def ratio(value: float | None) -> str:

@@ -8,8 +8,9 @@ from rich.text import Text
 
 from gyre_data.breakdown import EvaluatorGroup, RoleCounts
 from gyre_data.counts import EvaluatorCounts, Stats, TreeCounts
+from gyre_data.hosted import Hosted
 
-from .numbers import DASH, amount, count, duration, ratio, share
+from .numbers import DASH, amount, count, dollars, duration, ratio, share
 
 __all__ = ["breakdown_lines", "stats_lines"]
 
@@ -36,6 +37,8 @@ def stats_lines(found: Stats, *, where: str) -> Iterator[Text]:
     yield _forks(trees)
     for evaluator in found.evaluators:
         yield _evaluator(evaluator)
+    if found.hosted is not None:
+        yield _hosted(found.hosted)
     if trees.version_tokens:
         yield _line("versions", *(f"{name} {amount(n)}" for name, n in sorted(trees.version_tokens.items())))
     if trees.not_trained:
@@ -84,7 +87,8 @@ def _executions(found: Stats) -> Text:
 
 
 def _tokens(trees: TreeCounts) -> Text:
-    parts: list[str | Text] = [f"distinct {amount(trees.distinct_tokens)}"]
+    local = " (local count)" if trees.counted_tokens else ""
+    parts: list[str | Text] = [f"distinct {amount(trees.distinct_tokens)}{local}"]
     if trees.trajectory_tokens != trees.distinct_tokens:
         parts.append(f"on trajectories {amount(trees.trajectory_tokens)}")
     parts += [
@@ -119,6 +123,20 @@ def _forks(trees: TreeCounts) -> Text:
     false = Text(f"FALSE {count(trees.false_forks)} of {count(trees.turns)} turns{lost}")
     false.stylize(_WRONG if trees.false_forks else "green")
     return _line("forks", *real, false)
+
+
+def _hosted(found: Hosted) -> Text:
+    used = found.usage
+    parts: list[str | Text] = [f"in {amount(used.input)}", f"cache read {amount(used.cache_read)}"]
+    parts += [f"write {amount(used.cache_write + used.cache_write_1h)}", f"out {amount(used.output)}"]
+    if found.cost is not None:
+        parts.append(f"~ {dollars(found.cost)} list price ({found.prices_day})")
+    if found.unpriced:
+        names = ", ".join(f"{name} {count(number)}" for name, number in found.unpriced.most_common(3))
+        parts.append(Text(f"no price for {names} (calls): give --prices FILE", style=_WRONG))
+    if found.unknown_usage:
+        parts.append(f"usage unknown {count(found.unknown_usage)} of {count(found.calls)} calls")
+    return _line("hosted", *parts)
 
 
 def _evaluator(found: EvaluatorCounts) -> Text:

@@ -279,7 +279,9 @@ def _ending(shown: Outline, counts: TreeCounts, short: str, where: str) -> Itera
         told.append(", ".join(f"{number} {_reason(reason)}" for reason, number in left.most_common()))
         yield told
     if not counts.kept_tokens and left[Reason.NO_LOGPROBS]:
-        yield Text("recorded without log-probs (observe mode): RL cannot train on it, SFT can", style=_WRONG)
+        yield Text("recorded without log-probs: RL cannot train on it, SFT can", style=_WRONG)
+    if left[Reason.HOSTED]:
+        yield Text("recorded from a hosted API: tokens are local counts, only the text can be used", style=_QUIET)
     yield Text(f"next: gyre tree {where} {short} --json   gyre stats {where}", style=_QUIET)
 
 
@@ -292,6 +294,7 @@ def _reason(reason: Reason) -> str:
         Reason.ROLE_SIDE: "side calls",
         Reason.ROLE_UNKNOWN: "of unknown role",
         Reason.NO_LOGPROBS: "without log-probs",
+        Reason.HOSTED: "sampled by a hosted API",
         Reason.GREEDY: "sampled at T = 0",
     }
     return names.get(reason, reason.value.replace("_", " "))
