@@ -26,8 +26,10 @@ from gyre_data.schema import TABLES, ScoreStatus
 from gyre_data.types import EnvironmentState, ExecutionEvent, Score
 
 from .address import checked_name
+from .exchange import read_body
 from .executions import Execution, Group, end_reason, key_hash, new_execution_id, new_key
 from .faults import API_STATUS, CallError, kind_of
+from .limits import Bounds
 from .service import Proxy
 
 __all__ = ["Api"]
@@ -35,6 +37,7 @@ __all__ = ["Api"]
 log = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_]+(-[0-9]+)?\.(open|commit|arrow|json)")
+_BOUNDS = Bounds(body_bytes=4 << 20)
 _PIECE = 8 << 20
 
 
@@ -366,7 +369,9 @@ def _verdict(score: Score) -> tuple[object, ...]:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    raw = await request.body()
+    raw = await read_body(request.receive, _BOUNDS)
+    if raw is None:
+        raise ConfigError("wanted a JSON object as body, got a connection that closed before it was whole")
     try:
         value = orjson.loads(raw or b"{}")
     except orjson.JSONDecodeError as error:

@@ -25,6 +25,8 @@ def proxy(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="Port (default: that of run.json, else 8765).")] = None,
     key: Annotated[str | None, typer.Option(help="Key that clients must present.", envvar="GYRE_KEY")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain: serve HTTPS (with --tls-key).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM private key of --tls-cert.")] = None,
     policy: Annotated[str | None, typer.Option(help="Name for the weights of an engine that says `default`.")] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of every call, whatever the client asks.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(help="Output limit of every call (default: the client's).")] = None,
@@ -48,6 +50,8 @@ def proxy(
         host=host,
         port=port,
         key=key,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         policy=policy,
         sampling=RunSampling(temperature=temperature, max_tokens=max_tokens),
     )

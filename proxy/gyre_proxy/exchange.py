@@ -23,10 +23,11 @@ from .address import Address, AddressError
 from .dialects.base import BadRequest, Dialect, ReplyContext, StreamEncoder
 from .faults import CallError, kind_of
 from .generation import Follower, Generation
+from .limits import Bounds
 from .message import Request
 from .service import Proxy
 
-__all__ = ["serve_call"]
+__all__ = ["BrokenReplyError", "read_body", "serve_call"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,10 @@ class _Wire:
 
     async def refuse(self, kind: str, message: str, param: str | None = None, extra: Mapping[str, str] = {}) -> None:
         status = self.dialect.statuses[kind]
+        if kind in ("rate_limit", "overloaded"):
+            extra = {**extra, "retry-after": "1"}
+        if kind in ("too_large", "timeout"):
+            extra = {**extra, "connection": "close"}  # what is left of the body is no next request
         await self.whole(status, self.dialect.error(status, kind, message, param), extra)
 
 
@@ -66,7 +71,7 @@ async def serve_call(
     out = _Wire(dialect=proxy.dialects[wire], scope=scope, receive=receive, send=send)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     try:
-        body = await _read_body(receive, proxy.settings.max_body_bytes)
+        body = await read_body(receive, proxy.settings.bounds)
         if body is None:
             return
         if isinstance(address, AddressError):
@@ -190,18 +195,27 @@ def _path_of(address: Address, scope: Scope) -> str:
     return f"/{address.rest}" + (f"?{kept}" if kept else "")
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes | None:
-    """The request's body; None when the client left before it was whole."""
+async def read_body(receive: Receive, bounds: Bounds) -> bytes | None:
+    """The request's body; None when the client left before it was whole. Raises CallError beyond the bounds."""
     pieces, size = [], 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(bounds.body_s):
+                message = await receive()
+        except TimeoutError:
+            raise CallError("timeout", f"wanted the request's body, got nothing more for {bounds.body_s:g} s") from None
         if message["type"] == "http.disconnect":
             return None
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
-        if size > limit:
-            raise CallError("invalid_request", f"the request body is over {limit >> 20} MiB; send less in one request")
-        if not message.get("more_body", False):
+        more = message.get("more_body", False)
+        if size > bounds.body_bytes:
+            pieces.clear()
+            # A client that is still sending would meet a closed connection instead of the answer.
+            if not more or size > 4 * bounds.body_bytes:
+                limit = bounds.body_bytes
+                raise CallError("too_large", f"wanted a request body of at most {limit} bytes, got more; send less")
+        elif not more:
             return b"".join(pieces)
 
 

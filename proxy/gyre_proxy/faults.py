@@ -16,6 +16,8 @@ API_STATUS: Mapping[str, int] = {
     "prompt_too_long": 400,
     "authentication": 401,
     "not_found": 404,
+    "timeout": 408,
+    "too_large": 413,
     "rate_limit": 429,
     "internal": 500,
     "overloaded": 503,

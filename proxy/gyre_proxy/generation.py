@@ -74,6 +74,7 @@ class Generation:
     recorder: Recorder
     log: EventLog
     grace_s: float
+    limit_s: float
     on_end: Callable[[Generation], None] = lambda generation: None
     on_delivered: Callable[[Generation], None] = lambda generation: None
 
@@ -84,6 +85,8 @@ class Generation:
     delivered: bool = False
     _followers: list[Follower] = field(default_factory=list)
     _grace: asyncio.TimerHandle | None = None
+    _limit: asyncio.TimerHandle | None = None
+    _expired: bool = False
     _task: asyncio.Task[None] | None = None
     _abort: asyncio.Task[None] | None = None
     _aborted: bool = False
@@ -128,7 +131,9 @@ class Generation:
 
     def start(self) -> asyncio.Task[None]:
         """Begin sampling."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run())
+        self._limit = loop.call_later(self.limit_s, self._expire)
         return self._task
 
     def attach(self) -> Follower:
@@ -186,6 +191,8 @@ class Generation:
         self.status = CallStatus.FAILED if error else CallStatus.ABORTED if aborted else CallStatus.OK
         if aborted:
             last = self.sampler.attempts[-1].error if self.sampler.attempts else None
+            if self._expired:
+                last = f"it was sampled for {self.limit_s:g} s, the longest that a call may take"
             error = CaptureError(f"the reply was aborted: {last or 'its client went away'}")
         try:
             await self._record(error)
@@ -193,9 +200,10 @@ class Generation:
             log.exception("call %s could not be recorded", self.call_id)
             self.status, error = CallStatus.FAILED, failure
         self.failure, self.done = error, True
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
+        for timer in (self._grace, self._limit):
+            if timer is not None:
+                timer.cancel()
+        self._grace = self._limit = None
         if not self._followers and self.status is not CallStatus.FAILED:
             self._deliver(DeliveryState.ABANDONED)
         elif self.status is CallStatus.ABORTED:
@@ -255,6 +263,10 @@ class Generation:
         self.delivered = self.delivered or state is DeliveryState.DELIVERED
         self.recorder.later([delivery_row(self.facts, state)])
         self.log.add("delivery", execution_id=self.facts.execution_id, call_id=self.call_id, state=str(state))
+
+    def _expire(self) -> None:
+        self._limit, self._expired = None, True
+        self._abort = asyncio.get_running_loop().create_task(self.abort())
 
     def _grace_over(self) -> None:
         self._grace = None

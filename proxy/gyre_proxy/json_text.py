@@ -67,7 +67,7 @@ def _finite(text: str) -> float:
 def _integer(text: str) -> int | float:
     """As the fast reader has it: a float beyond 64 bits."""
     value = int(text)
-    return value if -(2**63) <= value < 2**64 else float(value)
+    return value if -(2**63) <= value < 2**64 else _finite(text)
 
 
 def _without_surrogates(value: Any) -> Any:

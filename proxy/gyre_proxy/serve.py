@@ -23,6 +23,7 @@ from gyre_data.store import open as open_run
 from .app import build_app
 from .engine import EngineClient, http_client
 from .events import EventLog
+from .limits import BoundedProtocol
 from .metrics import Metrics
 from .recorder import Recorder
 from .router import Engine, Router
@@ -129,7 +130,7 @@ async def _serve(settings: ProxySettings, on_ready: Callable[[str], None]) -> No
     writer = RunWriter(settings.run)
     async with running(settings, writer=writer) as proxy:
         listener = _listen(settings, open_run(settings.run).info)
-        url = _url(settings.host, listener.getsockname()[1])
+        url = _url(settings, listener.getsockname()[1])
         writer.update_info(_info(proxy, url))
         server = uvicorn.Server(_config(proxy))
         stop = asyncio.Event()
@@ -155,7 +156,9 @@ def _config(proxy: Proxy) -> uvicorn.Config:
     logging.getLogger("uvicorn.error").addFilter(_not_broken_reply)
     return uvicorn.Config(
         build_app(proxy),
-        http="httptools",
+        http=BoundedProtocol.of(proxy.settings.bounds),
+        ssl_certfile=proxy.settings.tls_cert,
+        ssl_keyfile=proxy.settings.tls_key,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -213,9 +216,10 @@ def _known_port(info: dict[str, Any]) -> int | None:
         return None
 
 
-def _url(host: str, port: int) -> str:
+def _url(settings: ProxySettings, port: int) -> str:
+    host, scheme = settings.host, "https" if settings.tls_cert else "http"
     name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}"
+    return f"{scheme}://{name}:{port}"
 
 
 def _info(proxy: Proxy, url: str) -> dict[str, Any]:

@@ -175,6 +175,7 @@ class Proxy:
             verdict = judge(earlier.as_earlier() if earlier else None, replay_lost=self.settings.replay_lost)
             if earlier is not None and verdict in (Verdict.ATTACH, Verdict.REPLAY):
                 return earlier, request
+            self._check_room(execution)
             generation = self._generation(execution, history, plan, request, dialect, headers, path, started_at)
             await self._begin(execution)
             if earlier is not None and verdict is Verdict.LOST:
@@ -191,6 +192,17 @@ class Proxy:
             agent_role=str(plan.agent_role),
         )
         return generation, request
+
+    def _check_room(self, execution: Execution) -> None:
+        bounds, going = self.settings.bounds, sum(not kept.done for kept in execution.generations.values())
+        if len(self._going) >= bounds.calls:
+            raise CallError("overloaded", f"{bounds.calls} calls are in flight, the most this proxy takes; try again")
+        if going >= bounds.calls_per_execution:
+            raise CallError(
+                "rate_limit",
+                f"{going} calls of execution {execution.execution_id} are in flight, the most that one may have; "
+                "wait for a reply",
+            )
 
     async def count(self, address: Address, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> int:
         """Tokens that the prompt of a request would have. Nothing is recorded or reserved."""
@@ -278,6 +290,7 @@ class Proxy:
             recorder=self.recorder,
             log=self.events,
             grace_s=self.settings.grace_s,
+            limit_s=self.settings.bounds.call_s,
             on_end=self._ended,
             on_delivered=self._forget,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gyre_data.errors import ConfigError
 
+from .limits import Bounds
 from .message import Sampling
 from .sampler import SamplerLimits
 
@@ -56,6 +57,9 @@ class ProxySettings:
     port: int | None = None
     """None takes the port of run.json again, or 8765 when it is free."""
     key: str | None = None
+    tls_cert: Path | None = None
+    """PEM file of the certificate chain to serve HTTPS with."""
+    tls_key: Path | None = None
     policy: str | None = None
     sampling: RunSampling = field(default_factory=RunSampling)
     limits: SamplerLimits = field(default_factory=SamplerLimits)
@@ -65,7 +69,7 @@ class ProxySettings:
     keep_alive_s: float = 55.0
     """Longest silence in a stream; clients give up at 300 s and count real events only."""
     json_keep_alive_s: float = 30.0
-    max_body_bytes: int = 256 << 20
+    bounds: Bounds = field(default_factory=Bounds)
     drain_s: float = 8.0
     """How long calls in flight may take to finish when the proxy stops."""
 
@@ -75,6 +79,11 @@ class ProxySettings:
                 f"wanted a key for a proxy that listens on {self.host}, got none: anyone who reaches it could sample "
                 "and read; add --key KEY, or listen on 127.0.0.1"
             )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("wanted --tls-cert and --tls-key together, got one of them; give both PEM files")
+        for file in (self.tls_cert, self.tls_key):
+            if file is not None and not file.is_file():
+                raise ConfigError(f"wanted a PEM file for TLS, got {file}, which is not a file; check the path")
         if self.thinking not in ("keep", "fork"):
             raise ConfigError(f"wanted --thinking keep or fork, got {self.thinking!r}")
         if not self.engines:

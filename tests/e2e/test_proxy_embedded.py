@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 import json
+import ssl
 from pathlib import Path
 
 import anthropic
+import httpx
 import httpx2
 import openai
 import pytest
+import trustme
 
 from gyre_data.arrays import from_table
 from gyre_data.store import open as open_run
@@ -158,3 +161,27 @@ def test_a_second_proxy_on_the_same_run_is_told_who_has_it(tmp_path, model, engi
             ProxyProcess(run, engine, model)
     finally:
         assert proxy.stop() == 0
+
+
+def test_tls(tmp_path, model, engine):
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    for index, chain in enumerate(certificate.cert_chain_pems):
+        chain.write_to_path(str(tmp_path / "cert.pem"), append=index > 0)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    flags = ("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
+    proxy = ProxyProcess(tmp_path / "run", engine, model, *flags, verify=context)
+    try:
+        assert proxy.url.startswith("https://127.0.0.1:")
+        request = {"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+        with httpx.Client(verify=context) as http:
+            assert http.post(f"{proxy.url}/x/e1/v1/messages", json=request).status_code == 200
+            made = http.post(f"{proxy.url}/api/executions", json={"task": "t"}).json()
+            assert made["base_url"].startswith("https://")
+        with httpx.Client() as stranger, pytest.raises(httpx.ConnectError):
+            stranger.get(proxy.url + "/api/status")
+    finally:
+        assert proxy.stop() == 0
+    assert len(check_run(tmp_path / "run")) == 1

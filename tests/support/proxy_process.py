@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -20,8 +21,8 @@ __all__ = ["ProxyProcess"]
 class ProxyProcess:
     """Starts on construction and is up then; `run.json` says where."""
 
-    def __init__(self, run: Path, engine: str, tokenizer: Path, *flags: str) -> None:
-        self.run = run
+    def __init__(self, run: Path, engine: str, tokenizer: Path, *flags: str, verify: Any = True) -> None:
+        self.run, self._verify = run, verify
         start = "import sys; from gyre_data.main import run; sys.exit(run())"
         command = [sys.executable, "-c", start, "proxy", "--run", str(run), "--engine", engine]
         if not (run / "run.json").exists():  # a proxy that comes back takes its own port again
@@ -44,7 +45,7 @@ class ProxyProcess:
                 info = json.loads((self.run / "run.json").read_text())
                 if info.get("pid") == self._process.pid:
                     url = str(info["endpoints"]["proxy"])
-                    if httpx.get(url + "/api/status", trust_env=False).status_code == 200:
+                    if httpx.get(url + "/api/status", trust_env=False, verify=self._verify).status_code == 200:
                         return url
             except (FileNotFoundError, KeyError, httpx.TransportError):
                 pass

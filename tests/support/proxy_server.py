@@ -18,6 +18,7 @@ from gyre_data.store import open as open_run
 from gyre_data.types import Call, Delivery, Node
 from gyre_data.verify import verify
 from gyre_proxy.app import build_app
+from gyre_proxy.limits import BoundedProtocol
 from gyre_proxy.serve import running
 from gyre_proxy.service import Proxy
 from gyre_proxy.settings import ProxySettings
@@ -59,7 +60,7 @@ async def serve_proxy(
     settings = ProxySettings(run=run, engines=urls, tokenizer=run, drain_s=2.0, **options)
     async with (
         running(settings, template or ToyTemplate(), writer) as proxy,
-        serve_app(build_app(proxy)) as url,
+        serve_app(build_app(proxy), http=BoundedProtocol.of(settings.bounds)) as url,
         AsyncExitStack() as clients,
     ):
         yield Served(proxy, url, run, clients)

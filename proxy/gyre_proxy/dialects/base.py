@@ -35,6 +35,8 @@ ERROR_KINDS = (
     "prompt_too_long",
     "authentication",
     "not_found",
+    "too_large",
+    "timeout",
     "rate_limit",
     "overloaded",
     "internal",
