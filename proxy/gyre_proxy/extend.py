@@ -8,7 +8,7 @@ stop token is tokenised with it, so that no token can span the seam. Seven check
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,9 +20,10 @@ from gyre_data.types import Ints
 
 from .borders import Marker, Span, locate, marker_for, message_ends, preamble_end, spans_in
 from .forest import Piece
+from .inert import Defused, Encoded, defused
 from .matching import Turn
 from .message import Message
-from .template import Encoded, RenderError, Template
+from .template import RenderError, Template
 
 __all__ = ["CannotExtend", "Item", "StripsThinking", "after_turn", "whole"]
 
@@ -47,21 +48,27 @@ class Item:
 
 def whole(template: Template, tools: Sequence[Mapping[str, Any]], items: Sequence[Item]) -> list[Piece]:
     """Pieces of the whole conversation; leading system messages and tools are one."""
-    messages = [item.message for item in items]
+    chat = defused(
+        template.guarded,
+        [item.message for item in items],
+        tools,
+        lambda them, tools: template.render(them, tools, True),
+    )
 
     def render(them: Sequence[Message]) -> str:
         try:
-            return template.render(them, tools, True)
+            return template.render(them, chat.tools, True)
         except RenderError:  # it takes the plain messages, so it is the marks that it refuses
             return ""
 
-    text = template.render(messages, tools, True)
+    messages = chat.messages
+    text = template.render(messages, chat.tools, True)
     stops = list(_stop_texts(template))
     spans = locate(marker_for(text), messages, text, render)
     ends = message_ends(text, spans, stops)
     num_system = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
     ends[: max(num_system - 1, 0)] = [None] * max(num_system - 1, 0)
-    encoded = template.encode(text)
+    encoded = template.encode(text, chat.mark)
     head: list[Piece] = []
     begin = 0
     if items and not num_system and (cut := preamble_end(text, spans[0], stops)):
@@ -90,9 +97,17 @@ def after_turn(
         raise CannotExtend("V1: there is no message after the sampled turn")
     if stops_at and stops_at[0] != len(output) - 1:
         raise CannotExtend("V2: a stop token was sampled before the end of the output")
-    head, after, spans = _seam(template, tools, [item.message for item in items], at)
+
+    def render(them: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return template.render(them, tools, True)
+        except RenderError as refusal:
+            raise CannotExtend(f"V3: the template refuses the sentinel or the request: {refusal}") from refusal
+
+    chat = defused(template.guarded, [item.message for item in items], tools, render)
+    head, after, spans = _seam(lambda them: render(them, chat.tools), chat.messages, at)
     if follow_template:
-        _check_unstripped(template, tools, [item.message for item in items], at, head)
+        _check_unstripped(template, chat, at, head)
 
     texts = _stop_texts(template)
     if stops_at:
@@ -105,7 +120,7 @@ def after_turn(
     if pos < 0 or pos + len(close) > spans[0].begin:  # found in a new message, it closes nothing
         raise CannotExtend("V4: the template does not close the turn the way it was sampled")
     begin = pos
-    encoded = template.encode(after[begin:])
+    encoded = template.encode(after[begin:], chat.mark)
     if len(encoded.ids) == 0 or encoded.ids[0] != close_id or _tokens_before(encoded, len(close)) != 1:
         raise CannotExtend("V7: the closing token is not a token of its own")
 
@@ -121,16 +136,13 @@ def after_turn(
 
 
 def _seam(
-    template: Template, tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], at: int
+    render: Callable[[Sequence[Message]], str], messages: Sequence[Message], at: int
 ) -> tuple[str, str, list[Span]]:
     """Text before and after the sentinel at the end of messages[at], and the spans of the new contents in `after`."""
     marker = _fresh_marker(messages)
 
     def split(them: Sequence[Message]) -> tuple[str, str]:
-        try:
-            text = template.render(them, tools, True)
-        except RenderError as refusal:
-            raise CannotExtend(f"V3: the template refuses the sentinel or the request: {refusal}") from refusal
+        text = render(them)
         cut = marker.end_of(text, at)
         if cut is None:
             raise CannotExtend("V3: the template does not show the end of the sampled turn exactly once")
@@ -157,12 +169,10 @@ def _fresh_marker(messages: Sequence[Message]) -> Marker:
     return marker_for("\0".join(f"{m.content}\0{m.reasoning}\0{m.tool_calls}" for m in messages))
 
 
-def _check_unstripped(
-    template: Template, tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], at: int, head: str
-) -> None:
+def _check_unstripped(template: Template, chat: Defused, at: int, head: str) -> None:
     """V6: what was rendered before the turn still stands, and so does the turn's own reasoning."""
-    before = template.render(messages[:at], tools, True) if at else ""
-    reasoning = (messages[at].reasoning or "").strip()
+    before = template.render(chat.messages[:at], chat.tools, True) if at else ""
+    reasoning = (chat.messages[at].reasoning or "").strip()
     if not head.startswith(before) or (reasoning and reasoning not in head[len(before) :]):
         raise StripsThinking("V6: the template strips earlier reasoning")
 

@@ -2,10 +2,6 @@
 
 `ChatTemplate` renders byte for byte what transformers' `apply_chat_template` renders, without importing it. Rendering
 and encoding are separate steps, because the history renders marked copies of a conversation to find its borders.
-
-Control tokens inside client text (a tool result that holds `<|im_end|>`) are encoded as those control tokens, as
-transformers does by default. Borders between messages stay right (the border rule looks only at text between
-contents), so such a message remains one node of the client's; but the model does see the control token.
 """
 
 from __future__ import annotations
@@ -13,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -27,23 +23,16 @@ from tokenizers import Tokenizer
 from gyre_data.errors import ConfigError
 from gyre_data.types import Ints
 
+from .inert import Encoded, LiteralEncoder, guarded_texts
 from .message import Message
 
-__all__ = ["ChatTemplate", "Encoded", "RenderError", "Template"]
+__all__ = ["ChatTemplate", "RenderError", "Template"]
 
 _PROBE = "GyreTurnEnd0x"
 
 
 class RenderError(ConfigError):
     """The chat template refuses this conversation; the client's request cannot be turned into a prompt."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Encoded:
-    """Token ids of a text, and for each token the index of its first character."""
-
-    ids: Ints
-    starts: Ints
 
 
 class Template(Protocol):
@@ -58,14 +47,16 @@ class Template(Protocol):
     vocab_size: int
     control_tokens: Mapping[str, int]
     """Text and id of each control token."""
+    guarded: frozenset[str]
+    """Texts of tokens that only the template may write; in client text they are text."""
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> str:
         """Text of the conversation; raises RenderError when the template refuses it."""
 
-    def encode(self, text: str) -> Encoded:
-        """Ids of `text`, with nothing added around it."""
+    def encode(self, text: str, mark: str = "") -> Encoded:
+        """Ids of `text`, with nothing added around it; `mark` is taken out, and what held it is no control token."""
 
     def decode(self, ids: Ints) -> str:
         """Text of `ids`, control tokens included."""
@@ -95,6 +86,7 @@ class ChatTemplate:
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         added = tokenizer.get_added_tokens_decoder().items()
         self.control_tokens: Mapping[str, int] = {token.content: i for i, token in added if token.special}
+        self.guarded = guarded_texts(tokenizer, sources.values())
         self.think_ids = self._pair("<think>", "</think>")
         ids = {token if isinstance(token, int) else tokenizer.token_to_id(token) for token in stop_tokens}
         self.stop_ids = frozenset(i for i in ids if i is not None) | self._turn_ends()
@@ -161,11 +153,20 @@ class ChatTemplate:
                 f"{error}; send roles and contents the model's template takes, or give another with --template"
             ) from error
 
-    def encode(self, text: str) -> Encoded:
-        """Ids of `text` without any added beginning or end, with the first character of each token."""
+    def encode(self, text: str, mark: str = "") -> Encoded:
+        """Ids of `text` without any added beginning or end, with the first character of each token.
+
+        With a mark (see `inert.defused`), control tokens that hold it are encoded as the text they are.
+        """
+        if mark and mark in text:
+            return self._literal.encode(text, mark)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         starts = np.fromiter((start for start, _ in encoding.offsets), dtype=np.int32, count=len(encoding.ids))
         return Encoded(ids=np.array(encoding.ids, dtype=np.int32), starts=starts)
+
+    @cached_property
+    def _literal(self) -> LiteralEncoder:
+        return LiteralEncoder(self._tokenizer, self.guarded)
 
     def decode(self, ids: Ints) -> str:
         """Text of `ids`, control tokens included."""

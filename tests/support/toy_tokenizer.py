@@ -44,19 +44,40 @@ _LONGEST_FIRST = sorted(MERGES, key=len, reverse=True)
 def encode(text: str) -> list[int]:
     out: list[int] = []
     for part in _SPLIT.split(text):
-        if part in SPECIAL:
-            out.append(SPECIAL[part])
-            continue
-        at = 0
-        while at < len(part):
-            merge = next((m for m in _LONGEST_FIRST if part.startswith(m, at)), None)
-            if merge is None:
-                out.extend(part[at].encode("utf-8"))
-                at += 1
-            else:
-                out.append(MERGES[merge])
-                at += len(merge)
+        out += [SPECIAL[part]] if part in SPECIAL else encode_plain(part)
     return out
+
+
+def encode_plain(text: str) -> list[int]:
+    """Ids of a text in which nothing is a control token."""
+    out: list[int] = []
+    at = 0
+    while at < len(text):
+        merge = next((m for m in _LONGEST_FIRST if text.startswith(m, at)), None)
+        if merge is None:
+            out.extend(text[at].encode("utf-8"))
+            at += 1
+        else:
+            out.append(MERGES[merge])
+            at += len(merge)
+    return out
+
+
+def starts_of(ids: Iterable[int]) -> list[int]:
+    """First character of each token."""
+    starts, at, partial = [], 0, b""
+    for token in ids:
+        starts.append(at)
+        if token in _TEXT_OF:
+            at += len(_TEXT_OF[token])
+            continue
+        partial += bytes([token])
+        try:
+            at += len(partial.decode())
+        except UnicodeDecodeError:
+            continue
+        partial = b""
+    return starts
 
 
 def decode(ids: Iterable[int]) -> str:
