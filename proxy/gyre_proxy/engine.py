@@ -6,12 +6,14 @@ this process (an engine dies of them), and whatever goes wrong on the hop is an 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import numpy as np
 import orjson
@@ -59,9 +61,26 @@ class Chunk:
 
 def http_client(max_connections: int = 4096) -> httpx.AsyncClient:
     """A client for engine hops: aiohttp underneath (half the CPU per event), no read timeout, high limits."""
-    limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
+
+    def session() -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=max_connections, socket_factory=_watched_socket),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
     timeout = httpx.Timeout(None, connect=10.0)
-    return httpx.AsyncClient(transport=AiohttpTransport(limits=limits), timeout=timeout, trust_env=False)
+    return httpx.AsyncClient(transport=AiohttpTransport(client=session), timeout=timeout, trust_env=False)
+
+
+def _watched_socket(address: Any) -> socket.socket:
+    """A socket whose silence the kernel questions: a machine that lost its power never closes a connection."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds_or_count in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds_or_count)
+    return made
 
 
 class ChunkReader:
@@ -183,14 +202,14 @@ class EngineClient:
             max_prompt=_first_int(server.get("max_req_input_len")),
         )
 
-    async def weight_version(self) -> str:
+    async def weight_version(self, seconds: float = 10.0) -> str:
         """The served weights' version, from a light call that also shows that the engine lives."""
-        return str((await self._get("/model_info")).get("weight_version") or "default")
+        return str((await self._get("/model_info", seconds=seconds)).get("weight_version") or "default")
 
-    async def ready(self) -> bool:
+    async def ready(self, seconds: float = 10.0) -> bool:
         """Whether the engine takes requests. It may answer other calls before that."""
         try:
-            await self._get("/ready", optional=True)
+            await self._get("/ready", optional=True, seconds=seconds)
         except EngineError:
             return False
         return True
@@ -235,7 +254,7 @@ class EngineClient:
     async def abort(self, rid: str) -> None:
         """Ask the engine to stop; silence from an engine that is gone is as good as an answer."""
         try:
-            await self._http.post(self.url + "/abort_request", json={"rid": rid}, timeout=10)
+            await self._http.post(self.url + "/abort_request", json={"rid": rid}, timeout=5)
         except (httpx.HTTPError, OSError):
             return
 
@@ -250,9 +269,9 @@ class EngineClient:
             return None
         return tokens if isinstance(tokens, list) else None
 
-    async def _get(self, path: str, optional: bool = False) -> dict[str, Any]:
+    async def _get(self, path: str, optional: bool = False, seconds: float = 10.0) -> dict[str, Any]:
         try:
-            response = await self._http.get(self.url + path, timeout=10)
+            response = await self._http.get(self.url + path, timeout=seconds)
         except (httpx.HTTPError, OSError) as error:
             raise EngineError(
                 f"wanted an engine at {self.url}, got {_name_of(error)}; "

@@ -1,13 +1,16 @@
 """Which engine serves a call: least loaded, with a leaning to the engine that holds the execution's prefix.
 
 An engine is `up` (takes calls), `draining` (finishes what it has) or `down` (failed; watched until it is ready again).
-`epoch` counts its recoveries: a reply that lost an engine may come back to it only in a later epoch.
+A removed one loses its replies to the others at once. An engine that stops answering without closing its connections
+loses them as soon as another is up; when it is the only one they wait for it. One that is added or comes back gets
+a new `epoch`: a reply that lost an engine may come back to it only in a later one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -18,12 +21,27 @@ from gyre_data.types import PolicyVersion
 
 from .engine import EngineClient, EngineInfo
 
-__all__ = ["Engine", "Router", "read_version"]
+__all__ = ["Engine", "Rider", "Router", "read_version"]
 
 log = logging.getLogger(__name__)
 
 _MISSED_POLLS = 3
 """Unanswered polls that make an engine down: one may be lost on a busy machine."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Rider:
+    """A task that waits for an engine's tokens."""
+
+    task: asyncio.Task[object]
+    reason: str | None = None
+    """Why it waits no longer: it was sent away, or has arrived."""
+
+    def send_away(self, reason: str) -> None:
+        """Interrupt the wait, unless it is over."""
+        if self.reason is None:
+            self.reason = reason
+            self.task.cancel()
 
 
 def read_version(weight_version: str, policy_id: str | None) -> PolicyVersion:
@@ -57,8 +75,9 @@ class Engine:
     error: str | None = None
     num_missed: int = 0
     """Polls in a row without an answer."""
-    riders: set[asyncio.Task[object]] = field(default_factory=set)
-    """Tasks that wait for this engine's tokens; cancelled when it stops answering without closing its connections."""
+    riders: set[Rider] = field(default_factory=set)
+    polled: asyncio.Task[None] | None = None
+    """The poll under way."""
 
     @property
     def url(self) -> str:
@@ -87,13 +106,16 @@ class Router:
         connect: Callable[[str], EngineClient],
         policy_id: str | None = None,
         poll_s: float = 2.0,
+        probe_s: float = 5.0,
         slack: int = 2,
         on_change: Callable[[Engine, str], None] | None = None,
     ) -> None:
-        self._connect, self._policy_id, self._poll_s, self._slack = connect, policy_id, poll_s, slack
+        self._connect, self._policy_id, self._slack = connect, policy_id, slack
+        self._poll_s, self._probe_s = poll_s, probe_s
         self._on_change = on_change or (lambda engine, what: None)
         self._engines: dict[str, Engine] = {}
         self._home: dict[str, str] = {}  # affinity key -> url of the engine that served it last
+        self._epochs = itertools.count()
         self._changed = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
@@ -109,10 +131,12 @@ class Router:
         info = await client.info()
         version = read_version(info.weight_version, self._policy_id)
         if known is not None:
-            known.info, known.version = info, version
+            known.info, known.version, known.num_missed = info, version, 0
+            if known.state == "down":
+                known.epoch, known.error = next(self._epochs), None
             self._set(known, "up")
             return known
-        engine = Engine(client=client, info=info, version=version)
+        engine = Engine(client=client, info=info, version=version, epoch=next(self._epochs))
         self._engines[engine.url] = engine
         self._note(engine, "added")
         return engine
@@ -124,10 +148,14 @@ class Router:
         return engine
 
     def remove(self, url: str) -> Engine:
-        """Forget an engine. Calls in flight go on for as long as it answers."""
+        """Forget an engine. Its replies go on elsewhere at once."""
         engine = self.get(url)
         del self._engines[engine.url]
         self._set(engine, "removed")
+        if engine.polled is not None:
+            engine.polled.cancel()
+        for rider in engine.riders:
+            rider.send_away("was removed in mid-reply")
         return engine
 
     def set_version(self, url: str, weight_version: str) -> Engine:
@@ -192,35 +220,41 @@ class Router:
 
     async def stop(self) -> None:
         """End the watch."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
-            self._watcher = None
+        tasks = [task for task in (self._watcher, *(engine.polled for engine in self.engines)) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._watcher = None
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
-            await asyncio.gather(*(self._look(engine) for engine in self.engines))
+            for engine in self.engines:  # one that does not answer must not delay the others
+                if engine.polled is None or engine.polled.done():
+                    engine.polled = asyncio.get_running_loop().create_task(self._look(engine))
 
     async def _look(self, engine: Engine) -> None:
         try:
-            if engine.state == "down" and not await engine.client.ready():
-                return
-            weight_version = await engine.client.weight_version()
+            weight_version = await engine.client.weight_version(self._probe_s)
             self.note_version(engine, weight_version)
         except (EngineError, ConfigError) as error:
-            engine.num_missed += 1
-            if engine.num_missed >= _MISSED_POLLS:
-                self.note_failure(engine, str(error))
-                for rider in tuple(engine.riders):
-                    rider.cancel()
+            self._missed(engine, str(error))
             return
         engine.num_missed = 0
-        if engine.state == "down" and engine.url in self._engines:
-            engine.epoch += 1
-            engine.error = None
+        if engine.state != "down" or not await engine.client.ready(self._probe_s):
+            return
+        if engine.state == "down":
+            engine.epoch, engine.error = next(self._epochs), None
             self._set(engine, "up")
+
+    def _missed(self, engine: Engine, error: str) -> None:
+        engine.num_missed += 1
+        if engine.num_missed < _MISSED_POLLS:
+            return
+        self.note_failure(engine, error)
+        if any(other.state == "up" for other in self.engines):
+            for rider in engine.riders:
+                rider.send_away("stopped answering in mid-reply")
 
     def _set(self, engine: Engine, state: str) -> None:
         if engine.state != state:

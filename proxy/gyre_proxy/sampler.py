@@ -21,7 +21,7 @@ from gyre_data.errors import CaptureError, ConfigError, EngineError
 from gyre_data.types import Attempt, Floats, Ints, VersionSpan
 
 from .engine import Chunk, EngineRefusedError
-from .router import Engine, Router, read_version
+from .router import Engine, Rider, Router, read_version
 
 __all__ = ["Sampler", "SamplerLimits"]
 
@@ -33,6 +33,8 @@ class SamplerLimits:
     attempts: int = 8
     recovery_s: float = 120.0
     """Longest wait for an engine when none is up."""
+    abort_s: float = 3.0
+    """How long an engine that was asked to stop may go on before it is left."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -62,6 +64,7 @@ class Sampler:
     _start: int = 0
     _version: str = ""  # the one named last
     _engine: Engine | None = None
+    _rider: Rider | None = None
     _rid: str = ""
     _aborting: bool = False
 
@@ -98,7 +101,9 @@ class Sampler:
     async def abort(self) -> None:
         """Stop sampling; the engine answers with what it has, which ends `chunks` with finish `abort`."""
         self._aborting = True
-        if self._engine is not None:
+        if self._engine is not None and self._rider is not None:
+            late = self._rider.send_away
+            asyncio.get_running_loop().call_later(self.limits.abort_s, late, "did not stop when it was asked to")
             await self._engine.client.abort(self._rid)
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
@@ -127,6 +132,8 @@ class Sampler:
                 self._note_attempt(engine, start, str(error))
                 raise
             except EngineError as error:
+                if self.finish is not None:
+                    return
                 if start == self.num_tokens and engine.url not in again and not self._aborting:
                     again.add(engine.url)  # an idle connection that the engine had closed looks like this
                     continue
@@ -150,7 +157,7 @@ class Sampler:
             sampling["sampling_seed"] = (sampling["sampling_seed"] + start) % 2**63
         self._spans, self._named, self._start = self.versions, (), start
         generate = engine.client.generate(self._rid, prompt, sampling, str(engine.version))
-        async with _riding(engine), aclosing(generate) as chunks:
+        async with self._riding(engine), aclosing(generate) as chunks:
             async for chunk in chunks:
                 self._take(chunk, engine)
                 yield chunk
@@ -161,6 +168,23 @@ class Sampler:
                     self.finish, self.matched = chunk.finish, chunk.matched
                     self._note_attempt(engine, start, (chunk.message or "aborted") if left else None)
                     engine.served += 1
+
+    @asynccontextmanager
+    async def _riding(self, engine: Engine) -> AsyncGenerator[None]:
+        """Wait for the engine's tokens until it finishes or the router sends this reply away."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._rider = rider = Rider(task=task)
+        engine.riders.add(rider)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if rider.reason is None or task.uncancel():
+                raise
+            raise EngineError(f"engine {engine.url} {rider.reason}") from None
+        finally:
+            engine.riders.discard(rider)
+            rider.reason, self._rider = rider.reason or "it arrived", None
 
     async def _engine_for(self, lost: dict[str, int]) -> Engine | None:
         deadline = time.monotonic() + self.limits.recovery_s
@@ -211,23 +235,6 @@ class Sampler:
 
     def _note_attempt(self, engine: Engine, start: int, error: str | None) -> None:
         self.attempts.append(Attempt(engine=engine.url, start=start, end=self.num_tokens, error=error))
-
-
-@asynccontextmanager
-async def _riding(engine: Engine) -> AsyncGenerator[None]:
-    """Be told, by a cancellation that becomes an EngineError here, when the engine stops answering."""
-    task = asyncio.current_task()
-    assert task is not None
-    engine.riders.add(task)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not engine.num_missed or not task.cancelling():
-            raise
-        task.uncancel()
-        raise EngineError(f"engine {engine.url} stopped answering in mid-reply") from None
-    finally:
-        engine.riders.discard(task)
 
 
 def _merged(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:

@@ -87,7 +87,13 @@ def _build(
         now = datetime.fromisoformat(created_at) if created_at else None
         template = ChatTemplate.load(settings.tokenizer, settings.template, now=now)
     _same_fingerprint(run, template.fingerprint)
-    router = Router(lambda url: EngineClient(url, http), settings.policy, on_change=changed)
+    router = Router(
+        lambda url: EngineClient(url, http),
+        settings.policy,
+        poll_s=settings.poll_s,
+        probe_s=settings.probe_s,
+        on_change=changed,
+    )
     return Proxy(
         settings=settings, template=template, router=router, recorder=recorder, run=run, events=events, metrics=metrics
     )

@@ -365,9 +365,9 @@ class Proxy:
 
     async def finish(self, execution: Execution) -> None:
         """An execution ended: stop what it still samples and forget what only its next call would need."""
-        for generation in [one for one in self._going if one.execution is execution]:
-            await generation.abort()
-            await generation.wait_done()
+        going = [one for one in self._going if one.execution is execution]
+        await asyncio.gather(*(generation.abort() for generation in going))
+        await asyncio.gather(*(generation.wait_done() for generation in going))
         execution.generations.clear()
         execution.history = None
         self.router.forget(execution.execution_id)

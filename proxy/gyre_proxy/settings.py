@@ -70,6 +70,10 @@ class ProxySettings:
     """Longest silence in a stream; clients give up at 300 s and count real events only."""
     json_keep_alive_s: float = 30.0
     bounds: Bounds = field(default_factory=Bounds)
+    poll_s: float = 2.0
+    """How often each engine is asked for its version; three answers that do not come make it down."""
+    probe_s: float = 5.0
+    """How long such an answer may take."""
     drain_s: float = 8.0
     """How long calls in flight may take to finish when the proxy stops."""
 

@@ -3,7 +3,8 @@
 A script is a list of replies, taken in order (the last one repeats), in the form of the cases in tests/data/cases:
 {"deltas": [{"ids": [..], "lps": [..], "weight_version"?}, ..], "finish": {"type": "stop"}, "weight_version"?}, or
 {"raw_chunks": [..]}. Faults: "die_after": n drops the connection after n deltas; "refuse": (status, message).
-`hold(n)` makes each reply wait before its n-th delta until `release`; `down` drops requests, `deaf` ignores aborts.
+`hold(n)` makes each reply wait before its n-th delta until `release`. `down` drops requests and breaks replies, `deaf`
+ignores aborts, and while `flow` is cleared nothing is answered at all, as by a stopped process.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class ScriptedEngine:
         self.context_length: int | None = None
         self.down = False
         self.deaf = False
+        self.flow = asyncio.Event()
+        self.flow.set()
         self.url = ""
         self._hold_at: int | None = None
         self._released = asyncio.Event()
@@ -55,6 +58,7 @@ class ScriptedEngine:
             if not message.get("more_body"):
                 break
         path = scope["path"]
+        await self.flow.wait()
         if self.down:
             return  # dropped without an answer
         if path == "/generate":
@@ -72,8 +76,12 @@ class ScriptedEngine:
             answer["context_length"] = self.context_length
         await _json(send, answer, 404 if path in ("/tokenize", "/v1/models") else 200)
 
+    def reply(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The script for this request."""
+        return self.script[min(len(self.requests), len(self.script) - 1)]
+
     async def _generate(self, body: dict[str, Any], receive: Any, send: Any) -> None:
-        reply = self.script[min(len(self.requests), len(self.script) - 1)]
+        reply = self.reply(body)
         self.requests.append(body)
         if "refuse" in reply:
             status, text = reply["refuse"]
@@ -106,8 +114,10 @@ class ScriptedEngine:
                 if await self._held(rid):
                     yield self._chunk(body, ids, lps, [], [], {"type": "abort", "message": "aborted"}, version)
                     return
-            if reply.get("die_after") == index:
+            await self.flow.wait()
+            if reply.get("die_after") == index or self.down:
                 yield None
+                return
             new = [[lp, token, None] for lp, token in zip(delta["lps"], delta["ids"], strict=True)]
             ids, lps = ids + delta["ids"], lps + new
             last = index + 1 == len(deltas)
