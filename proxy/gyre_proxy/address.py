@@ -13,7 +13,12 @@ __all__ = ["Address", "AddressError", "checked_name", "endpoint_wire", "parse_ad
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _COUNT = "messages/count_tokens"
-_ENDPOINTS = {"messages": "anthropic", _COUNT: "anthropic", "chat/completions": "openai_chat"}
+_ENDPOINTS = {
+    "messages": "anthropic",
+    _COUNT: "anthropic",
+    "chat/completions": "openai_chat",
+    "responses": "openai_responses",
+}
 
 
 class AddressError(ValueError):

@@ -57,15 +57,27 @@ async def _serve(proxy: Proxy, scope: Scope, receive: Receive, send: Send) -> No
     if isinstance(address, Address) and method == "GET" and address.rest == "v1/models":
         await _models(proxy, address, scope)(scope, receive, send)
         return
+    if isinstance(address, Address) and method == "GET" and address.wire == "openai_responses" and _upgrades(scope):
+        # The answer at which Codex goes on over HTTP; frames are never read, so a warm-up is never sampled.
+        text = f"wanted POST {path}, got a WebSocket upgrade; this proxy speaks HTTP only: turn supports_websockets off"
+        await Response(orjson.dumps({"error": {"message": text}}), 426, media_type="application/json")(
+            scope, receive, send
+        )
+        return
     wire = address.wire if isinstance(address, Address) else None
     if isinstance(address, Address) and (wire is None or method != "POST"):
         address = AddressError(
             f"{method} {path}: this proxy serves POST {address.base}/v1/messages, "
-            f"POST {address.base}/v1/chat/completions and GET {address.base}/v1/models; use one of them"
+            f"POST {address.base}/v1/chat/completions, POST {address.base}/v1/responses "
+            f"and GET {address.base}/v1/models; use one of them"
         )
     if wire is None:
         wire = "anthropic" if "/messages" in path or path in ("", "/") else "openai_chat"
     await serve_call(proxy, address, scope, receive, send, wire)
+
+
+def _upgrades(scope: Scope) -> bool:
+    return any(name == b"upgrade" and value.lower() == b"websocket" for name, value in scope["headers"])
 
 
 def _foreign(scope: Scope) -> str | None:

@@ -53,6 +53,7 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 _TOLD = {
     "anthropic": ("tool_use", "stop_sequence", "end_turn", "max_tokens"),
     "openai_chat": ("tool_calls", "stop", "stop", "length"),
+    "openai_responses": ("completed", "completed", "completed", "incomplete"),
 }
 
 

@@ -181,6 +181,8 @@ def _context(generation: Generation, request: Request) -> ReplyContext:
         created=int(generation.facts.started_at.timestamp()),
         prompt_tokens=len(generation.facts.plan.prompt_ids),
         include_usage=request.include_usage,
+        namespaces=request.namespaces,
+        echo=request.echo,
     )
 
 

@@ -125,6 +125,10 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stream: bool = False
     include_usage: bool = False
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    """Tools that came in a group: their name here, `group.tool`, and the group (OpenAI Responses)."""
+    echo: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the reply repeats as they were sent (OpenAI Responses)."""
     body_pieces: tuple[bytes, ...] = ()
     """Cuts of the exact body at message borders: their concatenation is the body as received."""
 

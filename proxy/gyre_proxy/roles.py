@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import orjson
+
 from gyre_data.errors import ConfigError
 from gyre_data.schema import AgentRole
 
@@ -117,5 +119,38 @@ def _is_classifier(request: Request) -> bool:
     return "</block>" in request.sampling.stop
 
 
+def _is_codex(headers: Mapping[str, str]) -> bool:
+    return "x-codex-turn-metadata" in headers or headers.get("originator", "").startswith("codex")
+
+
+def _codex(headers: Mapping[str, str], request: Request) -> AgentLabel:
+    """Everything is in the headers: a thread is an agent, the session's own thread is the main one."""
+    try:
+        told = orjson.loads(headers.get("x-codex-turn-metadata", "{}"))
+    except orjson.JSONDecodeError:
+        told = {}
+    told = told if isinstance(told, dict) else {}
+    session, thread = headers.get("session-id"), headers.get("thread-id")
+    parent = headers.get("x-codex-parent-thread-id")
+    started_as, kind = headers.get("x-openai-subagent"), told.get("request_kind", "turn")
+    sub_agent = parent is not None or started_as in _CODEX_AGENTS or told.get("thread_source") == "subagent"
+    role = AgentRole.SUB_AGENT if sub_agent else AgentRole.MAIN
+    summary = kind == "compaction" or started_as == "compact"
+    if summary:
+        role = summary_role(role)
+    elif kind != "turn" or (started_as or "review") not in _CODEX_AGENTS:
+        role = AgentRole.SIDE
+    return AgentLabel(
+        client="codex",
+        role=role,
+        source="client",
+        agent_id=thread if thread != session else None,
+        parent_agent_id=parent if parent != session else None,
+        summary=summary,
+    )
+
+
+_CODEX_AGENTS = ("collab_spawn", "review")
+"""Sub-agents that do part of the task; others (memory, guardian) are traffic beside it."""
 _Row = tuple[Callable[[Mapping[str, str]], bool], Callable[[Mapping[str, str], Request], AgentLabel]]
-_CLIENTS: tuple[_Row, ...] = ((_is_claude_code, _claude_code),)
+_CLIENTS: tuple[_Row, ...] = ((_is_claude_code, _claude_code), (_is_codex, _codex))

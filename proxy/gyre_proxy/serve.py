@@ -165,6 +165,7 @@ def _config(proxy: Proxy) -> uvicorn.Config:
         http=BoundedProtocol.of(proxy.settings.bounds),
         ssl_certfile=proxy.settings.tls_cert,
         ssl_keyfile=proxy.settings.tls_key,
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",

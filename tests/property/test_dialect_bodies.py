@@ -66,6 +66,15 @@ def test_a_body_that_cannot_be_scanned_is_one_piece(body: bytes) -> None:
     assert body_pieces(body) == (body,)
 
 
+def test_an_input_item_keeps_its_piece_when_the_input_grows() -> None:
+    items = [{"type": "message", "role": "user", "content": f"m{i}"} for i in range(4)]
+    body = {"model": "m", "instructions": "long", "tools": [{"name": "t"}], "input": items[:2], "stream": True}
+    first, second = (body_pieces(json.dumps({**body, "input": some}).encode()) for some in (items[:2], items))
+    assert set(first) < set(second)
+    assert b'"long"' in first
+    assert body_pieces(b'{"input": "hi", "model": "m"}') == (b'{"input": ', b'"hi"', b', "model": "m"}')
+
+
 def test_a_message_keeps_its_piece_when_the_history_grows() -> None:
     messages = [{"role": "user", "content": f"m{i}"} for i in range(4)]
     body = {"model": "m", "system": "long", "messages": messages[:2], "tools": [{"name": "t"}], "max_tokens": 5}

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from gyre_proxy.dialects import ReplyContext, load
 from gyre_proxy.message import Reasoning, Reply, ReplyEvent, Text, ToolCall, Usage
 from gyre_proxy.parse import fold
-from tests.support.wire_fold import fold_anthropic, fold_chat
+from tests.support.wire_fold import fold_anthropic, fold_chat, fold_responses
 
 NODE = "n_0123456789abcdef0123"
-WIRES: list[tuple[str, Callable[[bytes], dict[str, Any]]]] = [("anthropic", fold_anthropic), ("openai_chat", fold_chat)]
+WIRES: list[tuple[str, Callable[[bytes], dict[str, Any]]]] = [
+    ("anthropic", fold_anthropic),
+    ("openai_chat", fold_chat),
+    ("openai_responses", fold_responses),
+]
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=4)
 CALLS = st.builds(
     ToolCall, name=st.text(min_size=1, max_size=4), arguments=st.dictionaries(st.text(max_size=3), LEAVES)
@@ -78,11 +82,17 @@ def test_an_echoed_reply_is_read_as_it_was_sent(
     if wire == "openai_chat":
         message = message["choices"][0]["message"]
     turn = {key: message[key] for key in ("role", "content", "tool_calls", "reasoning_content") if key in message}
-    body = {"model": "m", "messages": [{"role": "user", "content": "q"}, turn, {"role": "user", "content": "r"}]}
-    echoed = load(wire).parse(json.dumps(body).encode(), {}).messages[1]
+    turns = message["output"] if wire == "openai_responses" else [turn]
+    history = [{"role": "user", "content": "q"}, *turns, {"role": "user", "content": "r"}]
+    body = {"model": "m", "input" if wire == "openai_responses" else "messages": history}
     sent = Reply(events=fold(events), finish="stop").message()
+    messages = load(wire).parse(json.dumps(body).encode(), {}).messages
+    if not turns:
+        assert [message.role for message in messages] == ["user", "user"]
+        return
+    echoed = messages[1]
     assert (echoed.content, echoed.reasoning) == (sent.content, sent.reasoning)
     assert [(c.name, c.arguments) for c in echoed.tool_calls] == [(c.name, c.arguments) for c in sent.tool_calls]
     assert len({call.id for call in echoed.tool_calls}) == len(sent.tool_calls)
-    named = bool(sent.tool_calls) or (wire == "anthropic" and sent.reasoning is not None)
+    named = bool(sent.tool_calls) or (wire == "anthropic" and sent.reasoning is not None) or wire == "openai_responses"
     assert echoed.node_hint == (NODE if named else None)

@@ -82,3 +82,41 @@ def fold_chat(data: bytes) -> dict[str, Any]:
                     message[field] = (message.get(field) or "") + value
     assert choice["finish_reason"] is not None
     return {**completion, "choices": [choice]}
+
+
+def fold_responses(data: bytes) -> dict[str, Any]:
+    """The response of the last event, with the rules of the wire asserted on the way."""
+    events = sse(data)
+    assert all(name == event["type"] for name, event in events)
+    assert [event["sequence_number"] for _, event in events] == list(range(len(events)))
+    assert [name for name, _ in events[:2]] == ["response.created", "response.in_progress"]
+    items: list[dict[str, Any]] = []
+    text = ""
+    for kind, event in events[2:-1]:
+        if kind == "response.in_progress":
+            assert event["response"]["output"] == items
+            continue
+        assert event["output_index"] == len(items)
+        match kind.removeprefix("response."):
+            case "output_item.added":
+                text = ""
+            case "output_text.delta" | "reasoning_text.delta" | "function_call_arguments.delta":
+                assert event["delta"]
+                text += event["delta"]
+            case "output_text.done" | "reasoning_text.done":
+                assert event["text"] == text
+            case "function_call_arguments.done":
+                assert event["arguments"] == text
+            case "content_part.added" | "content_part.done":
+                assert event["part"]["text"] == text
+            case "output_item.done":
+                item = event["item"]
+                assert text == (item["arguments"] if "arguments" in item else item["content"][0]["text"])
+                items.append(item)
+            case _:
+                raise AssertionError(kind)
+    kind, last = events[-1]
+    response: dict[str, Any] = last["response"]
+    assert kind == f"response.{response['status']}"
+    assert response["output"] == items
+    return response

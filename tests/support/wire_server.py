@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks both wires with our dialects and replies with a scripted text."""
+"""A real HTTP server that speaks every wire with our dialects and replies with a scripted text."""
 
 import asyncio
 import socket
@@ -19,7 +19,11 @@ from gyre_proxy.message import Request as CanonicalRequest
 from gyre_proxy.message import Usage
 from gyre_proxy.parse import ReplyParser, parse_reply
 
-PATHS = {"/v1/messages": "anthropic", "/v1/chat/completions": "openai_chat"}
+PATHS = {
+    "/v1/messages": "anthropic",
+    "/v1/chat/completions": "openai_chat",
+    "/v1/responses": "openai_responses",
+}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,6 +48,8 @@ class Script:
             created=1,
             prompt_tokens=self.usage.prompt_tokens,
             include_usage=request.include_usage,
+            namespaces=request.namespaces,
+            echo=request.echo,
         )
 
 

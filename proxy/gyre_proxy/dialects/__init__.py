@@ -10,7 +10,7 @@ from gyre_proxy.dialects.base import BadRequest, Dialect, ReplyContext, StreamEn
 
 __all__ = ["WIRES", "BadRequest", "Dialect", "ReplyContext", "StreamEncoder", "load", "mint_call_id", "node_of"]
 
-WIRES = ("anthropic", "openai_chat")
+WIRES = ("anthropic", "openai_chat", "openai_responses")
 
 
 def load(wire: str) -> Dialect:
@@ -24,5 +24,9 @@ def load(wire: str) -> Dialect:
             from gyre_proxy.dialects.openai_chat import OPENAI_CHAT
 
             return OPENAI_CHAT
+        case "openai_responses":
+            from gyre_proxy.dialects.openai_responses import OPENAI_RESPONSES
+
+            return OPENAI_RESPONSES
         case _:
             raise ConfigError(f"Wire must be one of {', '.join(WIRES)}, got {wire!r}.")

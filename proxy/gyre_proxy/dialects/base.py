@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -43,7 +43,7 @@ ERROR_KINDS = (
 )
 
 _NODE = re.compile(r"n_[0-9a-f]{20}")
-_CALL_ID = re.compile(r"(?:toolu|call)_(n_[0-9a-f]{20})_[0-9]+")
+_CALL_ID = re.compile(r"(?:toolu|call|fc|rs|msg)_(n_[0-9a-f]{20})_[0-9]+")
 _SEPARATORS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -70,6 +70,8 @@ class ReplyContext:
     created: int
     prompt_tokens: int
     include_usage: bool = False
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    echo: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StreamEncoder(Protocol):
@@ -92,7 +94,7 @@ class StreamEncoder(Protocol):
 
 
 class Dialect(Protocol):
-    """One wire: `anthropic` or `openai_chat`. `statuses` gives the HTTP status of each error kind."""
+    """One wire: `anthropic`, `openai_chat`, `openai_responses`. `statuses` gives the HTTP status of each error kind."""
 
     @property
     def name(self) -> str: ...  # noqa: D102 - said in the class

@@ -76,7 +76,7 @@ def refuse_media(kind: str, path: str) -> None:
         )
 
 
-def check_results(messages: Sequence[Message]) -> None:
+def check_results(messages: Sequence[Message], param: str = "messages") -> None:
     """One result for each call of a turn: two with one id are refused before anything is planned or recorded."""
     seen: set[str] = set()
     for message in messages:
@@ -85,9 +85,9 @@ def check_results(messages: Sequence[Message]) -> None:
         elif message.role == "tool" and message.tool_call_id is not None:
             if message.tool_call_id in seen:
                 raise BadRequest(
-                    f"messages: each tool call must have one result, got two for the id {message.tool_call_id!r}: "
+                    f"{param}: each tool call must have one result, got two for the id {message.tool_call_id!r}: "
                     "send one of them.",
-                    "messages",
+                    param,
                 )
             seen.add(message.tool_call_id)
 

@@ -18,27 +18,33 @@ _NONE = msgspec.Raw()
 
 class _Top(msgspec.Struct):
     messages: list[msgspec.Raw] = []
+    input: msgspec.Raw = _NONE
     system: msgspec.Raw = _NONE
+    instructions: msgspec.Raw = _NONE
     tools: msgspec.Raw = _NONE
 
 
 _decoder = msgspec.json.Decoder(_Top)
+_items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def body_pieces(body: bytes) -> tuple[bytes, ...]:
-    """Spans of `body`: each message with the comma before it, `system`, `tools`, and what is between them."""
+    """Spans of `body`: each message or input item with the comma before it, what comes first, and what is between."""
     try:
         top = _decoder.decode(body)
+        items = _items.decode(top.input) if bytes(memoryview(top.input)[:1]) == b"[" else []
     except msgspec.MsgspecError:
         return (body,)
     base = _address(body)
     cuts = {0, len(body)}
-    for index, raw in enumerate(top.messages):
-        start = _address(raw) - base
-        if index == 0:
-            cuts.add(start)
-        cuts.add(start + len(bytes(raw)))
-    for raw in (top.system, top.tools):
+    for messages in (top.messages, items):
+        for index, raw in enumerate(messages):
+            start = _address(raw) - base
+            if index == 0:
+                cuts.add(start)
+            cuts.add(start + len(bytes(raw)))
+    alone = () if items else (top.input,)
+    for raw in (top.system, top.instructions, top.tools, *alone):
         if bytes(raw):
             start = _address(raw) - base
             cuts |= {start, start + len(bytes(raw))}
