@@ -4,8 +4,11 @@ Definitions, so that two people count the same:
 - a *message node* renders a message or is a sampled output; generation prompts and template nodes are left out;
 - *occurrences* are the message nodes summed over the candidate trajectories, as if each were expanded by itself;
   sharing = occurrences / distinct message nodes on those trajectories, and the same in tokens of all nodes;
-- a *false fork* is a call that left the recorded path because a technical check failed (`fork_check` is set), not
-  because the client's history had changed; rewinds, rewrites, compactions and sub-agents are real forks;
+- a *false fork* is a call whose request goes on from a recorded turn by every rule, and whose prompt was rendered anew
+  all the same, because a technical check failed (`fork_check` is set; its code says which). Its rate is per turn, a
+  call with a rendered prompt. Rewinds, rewrites, compactions and sub-agents are real forks: the history did change;
+- a *changed echo* is a real fork at a turn that the client names as ours and sends with another value
+  (`echo_difference`): the harness edited it, or it is a rewrite of form that nobody has told us of yet;
 - *trainable* tokens are those an RL loss may take before J_max; *kept* tokens are those it takes with it.
 """
 
@@ -66,6 +69,10 @@ class TreeCounts:
     false_forks: int = 0
     false_fork_tokens: int = 0
     """Recorded tokens that false forks did not reuse."""
+    false_fork_checks: Counter[str] = field(default_factory=Counter)
+    """False forks by the code of the check that failed."""
+    changed_echoes: Counter[str] = field(default_factory=Counter)
+    """Forks at a turn of ours that came back with another value, by what of it differs."""
     forks: Counter[str] = field(default_factory=Counter)
     """Calls by branch reason, false forks left out; a summary call in a prompt of its own counts as `summary`."""
     role_tokens: Counter[str] = field(default_factory=Counter)
@@ -82,6 +89,11 @@ class TreeCounts:
         return self.occurrences - self.trajectory_message_nodes
 
     @property
+    def false_fork_rate(self) -> float | None:
+        """False forks per turn; None without turns."""
+        return self.false_forks / self.turns if self.turns else None
+
+    @property
     def sharing_nodes(self) -> float | None:
         """Occurrences per distinct message node; None without candidates."""
         return self.occurrences / self.trajectory_message_nodes if self.trajectory_message_nodes else None
@@ -93,7 +105,7 @@ class TreeCounts:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the derived ones too."""
-        names = (*(f.name for f in fields(self)), "repeats", "sharing_nodes", "sharing")
+        names = (*(f.name for f in fields(self)), "repeats", "false_fork_rate", "sharing_nodes", "sharing")
         values = {name: getattr(self, name) for name in names}
         return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in values.items()}
 
@@ -140,6 +152,8 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         kept_tokens=sum(t.num_owned for t in kept),
         false_forks=len(false),
         false_fork_tokens=sum(call.tokens_lost or 0 for call in false),
+        false_fork_checks=Counter((call.fork_check or "").partition(":")[0] for call in false),
+        changed_echoes=Counter(call.echo_difference for call in tree.calls if call.echo_difference is not None),
         forks=_forks(tree),
         role_tokens=_role_tokens(tree),
         role_calls=Counter(str(call.agent_role) for call in tree.calls),

@@ -345,6 +345,12 @@ TABLES: dict[str, Table] = {
                 _opt("provider_request_id", STRING, "its id of the request", since=1),
                 _opt("response_blobs", STRINGS, "body of a reply that could not be read as a message", since=1),
                 _opt("note", STRING, "what of request or reply could not be read, in words", since=1),
+                _opt(
+                    "echo_difference",
+                    STRING,
+                    "of a fork at a sampled turn that came back changed: what of it differs, in words",
+                    since=1,
+                ),
             ),
         ),
         Table(

@@ -171,6 +171,7 @@ class Call:
     provider_request_id: str | None = None
     response_blobs: tuple[str, ...] | None = None
     note: str | None = None
+    echo_difference: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -228,6 +228,7 @@ class _Builder:
             "first_difference_message": call.first_difference_message,
             "first_difference_token": call.first_difference_token,
             "tokens_lost": call.tokens_lost,
+            "echo_difference": call.echo_difference,
         }
 
     def _nested(self) -> tuple[Lane, ...]:

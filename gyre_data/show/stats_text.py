@@ -35,6 +35,9 @@ def stats_lines(found: Stats, *, where: str) -> Iterator[Text]:
     yield _tokens(trees)
     yield _roles(trees)
     yield _forks(trees)
+    if trees.changed_echoes:
+        changed = _named(dict(trees.changed_echoes.most_common()))
+        yield _line("echoes", "turns that came back changed:", *changed)
     for evaluator in found.evaluators:
         yield _evaluator(evaluator)
     if found.hosted is not None:
@@ -119,8 +122,10 @@ def _roles(trees: TreeCounts) -> Text:
 
 def _forks(trees: TreeCounts) -> Text:
     real: list[str | Text] = [f"{name} {count(number)}" for name, number in trees.forks.most_common()]
-    lost = f" ({amount(trees.false_fork_tokens)} tok lost)" if trees.false_forks else ""
-    false = Text(f"FALSE {count(trees.false_forks)} of {count(trees.turns)} turns{lost}")
+    rate = f" ({share(trees.false_forks, trees.turns)})" if trees.turns else ""
+    lost = f", {amount(trees.false_fork_tokens)} tok lost: " if trees.false_forks else ""
+    checks = ", ".join(f"{name} {count(number)}" for name, number in trees.false_fork_checks.most_common())
+    false = Text(f"FALSE {count(trees.false_forks)} of {count(trees.turns)} turns{rate}{lost}{checks}")
     false.stylize(_WRONG if trees.false_forks else "green")
     return _line("forks", *real, false)
 

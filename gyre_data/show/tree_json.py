@@ -57,8 +57,9 @@ def tree_json(shown: Outline) -> dict[str, Any]:
 _CALL_COLUMNS = (
     "call_id", "agent_role", "role_source", "agent_id", "parent_agent_id", "spawned_by_node", "spawned_by_tool_call",
     "continues_from", "wire", "client", "prompt_node", "output_node", "extension", "branch_reason", "fork_check",
-    "first_difference_message", "first_difference_token", "tokens_lost", "prompt_tokens", "output_tokens",
-    "cached_tokens", "temperature", "top_p", "top_k", "finish_reason", "status", "error", "started_at", "ended_at",
+    "first_difference_message", "first_difference_token", "tokens_lost", "echo_difference", "prompt_tokens",
+    "output_tokens", "cached_tokens", "temperature", "top_p", "top_k", "finish_reason", "status", "error", "started_at",
+    "ended_at",
 )  # fmt: skip
 
 

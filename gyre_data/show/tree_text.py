@@ -228,6 +228,8 @@ def _fork(opening: dict[str, Any]) -> Text:
     told.append(f" {_at(opening)}  {opening['reason'] or 'no reason recorded'}, real")
     if opening["first_difference_message"] is not None:
         told.append(f"; first diff message {opening['first_difference_message']}")
+    if opening["echo_difference"]:
+        told.append(f"; a turn came back with another {opening['echo_difference']}")
     if opening["tokens_lost"]:
         told.append(f"; {amount(opening['tokens_lost'])} tok not reused", style=_QUIET)
     return told

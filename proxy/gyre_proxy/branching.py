@@ -20,7 +20,7 @@ from .lineage import CallState, Lineage, Spawn, labelled_conversation, new_conve
 from .matching import Turn, Walk
 from .message import Message
 from .roles import AgentLabel, base_role
-from .same_turn import echoed_as_sent
+from .same_turn import difference, echoed_as_sent
 
 __all__ = ["Kinship", "Told", "describe"]
 
@@ -79,6 +79,7 @@ class Told:
     first_difference_message: int | None
     first_difference_token: int | None
     tokens_lost: int | None
+    echo_difference: str | None
 
 
 def describe(kin: Kinship, lineage: Lineage) -> Told:
@@ -106,6 +107,7 @@ def describe(kin: Kinship, lineage: Lineage) -> Told:
         first_difference_message=message,
         first_difference_token=token,
         tokens_lost=lost,
+        echo_difference=_echo_difference(kin, lineage) if extension in (Extension.FORK, Extension.ROOT) else None,
     )
 
 
@@ -175,6 +177,15 @@ def _continues_from(
         return newest.call_id
     held = kin.turn or kin.copied
     return held.call_id if held is not None else None
+
+
+def _echo_difference(kin: Kinship, lineage: Lineage) -> str | None:
+    """What differs of the first turn that is named as ours and is another one now."""
+    for message, turn, copied in zip(kin.messages, kin.walk.turns, kin.copies, strict=True):
+        sent = lineage.named(message) if turn is None and copied is None else None
+        if sent is not None and (told := difference(sent.reply, message, kin.label.client)) is not None:
+            return told
+    return None
 
 
 def _difference(kin: Kinship, newest: CallState) -> tuple[int, int, int]:

@@ -126,6 +126,7 @@ def call_row(
         first_difference_message=plan.first_difference_message,
         first_difference_token=plan.first_difference_token,
         tokens_lost=plan.tokens_lost,
+        echo_difference=plan.echo_difference,
         thinking_policy=facts.thinking,
         tools_digest=plan.tools_digest,
         tools_blob=blob_id(facts.tools) if facts.tools else None,

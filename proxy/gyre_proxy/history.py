@@ -102,6 +102,7 @@ class History:
             first_difference_message=told.first_difference_message,
             first_difference_token=told.first_difference_token,
             tokens_lost=told.tokens_lost,
+            echo_difference=told.echo_difference,
             continues_from=told.continues_from,
             agent_role=told.role,
             role_source=told.role_source,

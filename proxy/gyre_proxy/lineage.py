@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gyre_data.schema import AgentRole
@@ -83,6 +83,10 @@ class Lineage:
         """Calls whose prompt ends in that node, oldest first."""
         return self._uses.get(prompt_node, ())
 
+    def named(self, message: Message) -> Turn | None:
+        """The turn whose id the client echoed with this message, wherever it stands."""
+        return self._turns.get(message.node_hint or "")
+
     def copies(self, messages: Sequence[Message], walk: Walk, client: str | None) -> list[Turn | None]:
         """For each assistant message that is no sampled turn in its place: the turn that it repeats, if any."""
         return [
@@ -91,18 +95,18 @@ class Lineage:
         ]
 
     def _copied(self, message: Message, client: str | None) -> Turn | None:
-        named = self._turns.get(message.node_hint or "")
+        named = self.named(message)
         if named is not None and same_turn(named.reply, message, client):
             return named
         if not message.content.strip() and not message.tool_calls:
             return None
-        same = self._same_text.get(canonical_hash(message))
-        return same[-1] if same else None
+        same = self._same_text.get(_without_reasoning(message), ())
+        return next((turn for turn in reversed(same) if same_turn(turn.reply, message, client)), None)
 
     def sampled(self, turn: Turn) -> None:
         """A new output."""
         self._turns[turn.entry.node_id] = turn
-        self._same_text.setdefault(canonical_hash(turn.reply), []).append(turn)
+        self._same_text.setdefault(_without_reasoning(turn.reply), []).append(turn)
 
     # ------------------------------------------------------------------ the life of a call
 
@@ -201,6 +205,11 @@ class Lineage:
                 if any(_holds(prompt, text) for text in texts):
                     prefix = "toolu" if state.wire == "anthropic" else "call"
                     yield node_id, call.id or f"{prefix}_{node_id}_{index}"
+
+
+def _without_reasoning(message: Message) -> str:
+    """Hash of what a copy must have in common with its turn: clients leave reasoning out of what they repeat."""
+    return canonical_hash(replace(message, reasoning=None))
 
 
 def new_conversation(prompt_node: str) -> str:

@@ -31,6 +31,8 @@ class PromptPlan:
     first_difference_message: int | None
     first_difference_token: int | None
     tokens_lost: int | None
+    echo_difference: str | None
+    """What differs of a turn of ours that came back with another value, when the call forks there."""
     continues_from: str | None
     agent_role: AgentRole
     role_source: str

@@ -17,7 +17,15 @@ import orjson
 from .json_text import read_object
 from .message import Message, ToolCall, canonical
 
-__all__ = ["canonical_hash", "canonical_message", "echoed_as_sent", "message_from_json", "message_json", "same_turn"]
+__all__ = [
+    "canonical_hash",
+    "canonical_message",
+    "difference",
+    "echoed_as_sent",
+    "message_from_json",
+    "message_json",
+    "same_turn",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,14 +36,29 @@ class _Rewrites:
     """It adds optional arguments with their default, false."""
     line_blanks: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     """(tool, argument) whose lines lose their trailing blanks."""
+    doubles: bool = False
+    """Its numbers are doubles: a whole number beyond 2**53 comes back rounded."""
+    raw_under: str | None = None
+    """Arguments that it cannot parse come back as {this: {"raw": their text}}."""
+    repairs: bool = False
+    """It mends arguments that do not parse and sends what it made of them."""
+    renames: bool = False
+    """A tool that it does not have comes back in lower case, or as `invalid` with the name as an argument."""
 
 
 _KNOWN = {
     "claude-code": _Rewrites(
-        added_false=True, line_blanks=frozenset({("Edit", "new_string"), ("Edit", "old_string"), ("Write", "content")})
-    )
+        added_false=True,
+        line_blanks=frozenset({("Edit", "new_string"), ("Edit", "old_string"), ("Write", "content")}),
+        doubles=True,
+        raw_under="__unparsedToolInput",
+    ),
+    "pi": _Rewrites(doubles=True, repairs=True),
+    "opencode": _Rewrites(doubles=True, repairs=True, renames=True),
+    "qwen-code": _Rewrites(doubles=True),
 }
 _STRICT = _Rewrites()
+_EXACT = 2**53
 # Blocks whose content the canonical text leaves out although it is part of what was said.
 _TEXT_BLOCKS = frozenset(
     {"text", "input_text", "output_text", "tool_use", "tool_result", "thinking", "redacted_thinking", "message"}
@@ -46,11 +69,14 @@ _TEXT_BLOCKS = frozenset(
 def canonical_message(message: Message) -> bytes:
     """Bytes that are equal for messages that say the same, whatever their JSON form.
 
-    Reasoning, ids of calls and cache markers are left out; outer blanks count, except in assistant text. Images and
-    other blocks that are no text enter by digest.
+    Ids of calls and cache markers are left out; outer blanks count, except in assistant text. Reasoning counts: this
+    is for turns that were not sampled here, and a model must not be given other thoughts than the client sent. Images
+    and other blocks that are no text enter by digest.
     """
     text = message.content.strip() if message.role == "assistant" else message.content
     value: dict[str, Any] = {"role": message.role, "content": text}
+    if message.role == "assistant" and message.reasoning and (thought := message.reasoning.strip()):
+        value["reasoning"] = thought
     if message.tool_calls:
         value["calls"] = [[call.name, _arguments(call)] for call in message.tool_calls]
     if message.tool_call_id:
@@ -92,15 +118,33 @@ def message_from_json(data: bytes) -> Message:
 
 def same_turn(sent: Message, echoed: Message, client: str | None) -> bool:
     """Whether `echoed`, as the client named `client` sent it back, is the reply `sent`."""
-    if echoed.role != "assistant" or sent.content.strip() != echoed.content.strip():
-        return False
+    return difference(sent, echoed, client) is None
+
+
+def difference(sent: Message, echoed: Message, client: str | None) -> str | None:
+    """What makes `echoed` another turn than the reply `sent`: role, text, reasoning, blocks, or a call; None: it is it.
+
+    Reasoning may be left out of an echo, never changed.
+    """
+    if echoed.role != "assistant":
+        return "role"
+    if sent.content.strip() != echoed.content.strip():
+        return "text"
     if echoed.reasoning and echoed.reasoning.strip() and echoed.reasoning.strip() != (sent.reasoning or "").strip():
-        return False
-    if len(sent.tool_calls) != len(echoed.tool_calls) or _foreign_blocks(echoed.raw):
-        return False
+        return "reasoning"
+    if _foreign_blocks(echoed.raw):
+        return "blocks"
+    if len(sent.tool_calls) != len(echoed.tool_calls):
+        return "number of calls"
     known = _KNOWN.get(client or "", _STRICT)
-    pairs = zip(sent.tool_calls, echoed.tool_calls, strict=True)
-    return all(one.name == two.name and _same_arguments(one, two, known) for one, two in pairs)
+    for one, two in zip(sent.tool_calls, echoed.tool_calls, strict=True):
+        if known.renames and _is_rename(one, two):
+            continue
+        if one.name != two.name and not (known.renames and two.name == one.name.lower()):
+            return "tool name"
+        if not _same_arguments(one, two, known):
+            return "arguments"
+    return None
 
 
 def echoed_as_sent(sent: Message, echoed: Message) -> bool:
@@ -121,23 +165,43 @@ def _arguments(call: ToolCall) -> Any:
     return call.arguments.strip() if read is None else read
 
 
+def _is_rename(sent: ToolCall, echoed: ToolCall) -> bool:
+    """A call of a tool that the client does not have; the arguments are gone, the name stands where they were."""
+    told = echoed.arguments
+    return echoed.name == "invalid" and isinstance(told, Mapping) and told.get("tool") == sent.name
+
+
 def _same_arguments(sent: ToolCall, echoed: ToolCall, known: _Rewrites) -> bool:
     one, two = _arguments(sent), _arguments(echoed)
-    if not (isinstance(one, Mapping) and isinstance(two, Mapping)):
-        return canonical(one) == canonical(two)
+    if not isinstance(one, Mapping):
+        if known.raw_under and isinstance(two, Mapping) and isinstance(held := two.get(known.raw_under), Mapping):
+            two = str(held.get("raw")).strip()
+        return canonical(one) == canonical(two) or (known.repairs and isinstance(two, Mapping))
+    if not isinstance(two, Mapping):
+        return False
     added = set(two) - set(one)
     if set(one) - set(two) or (added and not (known.added_false and all(two[key] is False for key in added))):
         return False
-    return all(
-        _without_line_blanks(one[key]) == _without_line_blanks(two[key])
-        if (sent.name, key) in known.line_blanks
-        else canonical(one[key]) == canonical(two[key])
-        for key in one
-    )
+    return all(_same_value(one[key], two[key], known, (sent.name, key)) for key in one)
 
 
-def _without_line_blanks(value: Any) -> Any:
-    return "\n".join(line.rstrip() for line in value.split("\n")) if isinstance(value, str) else value
+def _same_value(one: Any, two: Any, known: _Rewrites, place: tuple[str, str]) -> bool:
+    if place in known.line_blanks and isinstance(one, str) and isinstance(two, str):
+        return _without_line_blanks(one) == _without_line_blanks(two)
+    return canonical(one) == canonical(two) or (known.doubles and canonical(_doubles(one)) == canonical(_doubles(two)))
+
+
+def _doubles(value: Any) -> Any:
+    """`value` with every whole number as a reader whose numbers are doubles has it."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: _doubles(item) for key, item in value.items()}
+    return [_doubles(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _without_line_blanks(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def _foreign_blocks(raw: Any) -> list[str]:

@@ -1,6 +1,4 @@
-"""Lawful but odd requests over real HTTP: each is honoured as docs/proxy.md says, or refused in its wire's own shape."""
-
-import pytest
+"""Lawful but odd requests over real HTTP: honoured as docs/proxy.md says, or refused in the wire's own shape."""
 
 from gyre_data.store import open as open_run
 from tests.support.proxy_server import check_run, serve_proxy

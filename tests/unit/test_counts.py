@@ -27,8 +27,9 @@ def small() -> Forest:
     e = run.execution(group="g1", task="t", end="finished", score=0.5)
     a = e.call(new=[("system", 5), ("user", 3)], version=("run", 1))
     b = e.call(after=a, new=[("tool", 6)], output=2, version=("run", 2))
-    e.call(after=a, new=[("tool", 7)], output=2, extension="fork", branch_reason="context_rewrite", version=None)
-    false = {"extension": "fork", "branch_reason": "template", "fork_check": "sentinel moved", "tokens_lost": 11}
+    edited = {"extension": "fork", "branch_reason": "context_rewrite", "echo_difference": "arguments"}
+    e.call(after=a, new=[("tool", 7)], output=2, version=None, **edited)
+    false = {"extension": "fork", "branch_reason": "template", "fork_check": "V4: not closed", "tokens_lost": 11}
     e.call(after=a, new=[("tool", 8)], output=2, **false)
     e.call(after=b, new=[("tool", 1)], output=3, delivery="undelivered")
     e.call(new=[("user", 1)], output=9, role="side", delivery=None)
@@ -55,7 +56,13 @@ def test_nodes_and_tokens() -> None:
 def test_false_forks_are_counted_apart_from_real_ones() -> None:
     found = stats(small()).trees
     assert (found.false_forks, found.false_fork_tokens, found.turns) == (1, 11, 6)
+    assert found.false_fork_rate == pytest.approx(1 / 6)
+    assert found.false_fork_checks == {"V4": 1}
     assert found.forks == {"context_rewrite": 1}
+    assert found.changed_echoes == {"arguments": 1}
+    told = json.loads(json.dumps(stats(small()).to_json()))
+    assert (told["false_fork_rate"], told["false_fork_checks"]) == (pytest.approx(1 / 6), {"V4": 1})
+    assert stats(Forest()).trees.false_fork_rate is None
 
 
 def test_executions_and_evaluators() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from gyre_proxy.message import Message, ToolCall
-from gyre_proxy.same_turn import canonical_hash, echoed_as_sent, message_from_json, message_json, same_turn
+from gyre_proxy.same_turn import canonical_hash, difference, echoed_as_sent, message_from_json, message_json, same_turn
 from tests.support.driver import assistant, user
 
 
@@ -56,6 +56,59 @@ def test_reasoning_may_be_dropped_or_trimmed_only() -> None:
     assert not same_turn(sent, assistant("a", reasoning="for"), None)
 
 
+BIG = 12345678901234567890
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed", "client", "same"),
+    [
+        ({"n": BIG}, {"n": 12345678901234567000}, "pi", True),
+        ({"n": {"deep": [BIG]}}, {"n": {"deep": [12345678901234567000]}}, "qwen-code", True),
+        ({"n": BIG}, {"n": 12345678901234567000}, None, False),
+        ({"n": BIG}, {"n": 12345678901234590000}, "pi", False),
+        ({"n": True}, {"n": 1}, "pi", False),
+        ("{bad", {"__unparsedToolInput": {"raw": "{bad", "len": 4}}, "claude-code", True),
+        ("{bad", {"__unparsedToolInput": {"raw": "{good", "len": 5}}, "claude-code", False),
+        ("{bad", {"__unparsedToolInput": {"raw": "{bad", "len": 4}}, None, False),
+        ('{"a": "b', {"a": "b"}, "pi", True),
+        ('{"a": "b', {"a": "b"}, "claude-code", False),
+        ({"a": "b"}, "[1]", "pi", False),
+    ],
+)
+def test_known_rewrites_of_arguments(sent, echoed, client: str | None, same: bool) -> None:
+    one, two = (assistant("", ToolCall(name="a", arguments=arguments)) for arguments in (sent, echoed))
+    assert same_turn(one, two, client) is same
+
+
+def test_a_renamed_tool_is_the_same_call_only_with_its_name() -> None:
+    sent = assistant("", ToolCall(name="Bash", arguments={"command": "ls"}))
+    lost = assistant("", ToolCall(name="invalid", arguments={"tool": "Bash", "error": "no such tool"}))
+    lower = assistant("", ToolCall(name="bash", arguments={"command": "ls"}))
+    other = assistant("", ToolCall(name="invalid", arguments={"tool": "Write", "error": "no such tool"}))
+    assert same_turn(sent, lost, "opencode")
+    assert same_turn(sent, lower, "opencode")
+    assert not same_turn(sent, other, "opencode")
+    assert not same_turn(sent, lost, "pi")
+    assert not same_turn(sent, lower, "pi")
+
+
+@pytest.mark.parametrize(
+    ("echoed", "told"),
+    [
+        (SENT, None),
+        (user("ok"), "role"),
+        (assistant("no", *SENT.tool_calls), "text"),
+        (assistant("ok", *SENT.tool_calls, reasoning="other"), "reasoning"),
+        (Message(role="assistant", content="ok", tool_calls=SENT.tool_calls, raw={"type": "image"}), "blocks"),
+        (assistant("ok"), "number of calls"),
+        (assistant("ok", ToolCall(name="Write", arguments={})), "tool name"),
+        (edit(file="b", new_string="x  \ny", count=5000), "arguments"),
+    ],
+)
+def test_what_differs_is_said(echoed: Message, told: str | None) -> None:
+    assert difference(SENT, echoed, None) == told
+
+
 def test_arguments_that_are_text_are_read_first() -> None:
     sent = assistant("", ToolCall(name="a", arguments={"x": 1, "y": 2}))
     assert same_turn(sent, assistant("", ToolCall(name="a", arguments='{"y":2,"x":1}')), None)
@@ -84,7 +137,9 @@ def test_as_sent_means_the_same_bytes() -> None:
             Message(role="tool", content="a", tool_call_id="2"),
             False,
         ),
-        (assistant("a", reasoning="r"), assistant("a"), True),
+        (assistant("a", reasoning="r"), assistant("a"), False),
+        (assistant("a", reasoning="r"), assistant("a", reasoning=" r\n"), True),
+        (assistant("a", reasoning=" "), assistant("a"), True),
     ],
 )
 def test_canonical_hash(one: Message, two: Message, same: bool) -> None:

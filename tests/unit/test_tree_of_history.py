@@ -62,6 +62,7 @@ def recorded(driver: Driver, lost: int) -> Forest:
             temperature=1.0,
             fork_check=plan.fork_check,
             tokens_lost=plan.tokens_lost,
+            echo_difference=plan.echo_difference,
             first_difference_message=plan.first_difference_message,
             prompt_tokens=len(plan.prompt_ids),
             output_tokens=sizes[call.output_node],
