@@ -56,6 +56,7 @@ class Reason(StrEnum):
     ROLE_SIDE = "role_side"
     ROLE_UNKNOWN = "role_unknown"
     HOSTED = "hosted"
+    REDACTED = "redacted"
     NO_LOGPROBS = "no_logprobs"
     LOGPROB_NOT_FINITE = "logprob_not_finite"
     TEMPERATURE_UNKNOWN = "temperature_unknown"
@@ -101,7 +102,7 @@ def eligibility(tree: Tree, *, need_logprobs: bool = True, allow: frozenset[Reas
     `need_logprobs=False` is for objectives that use no behaviour policy (SFT): log-probs and sampling settings are not
     asked for. `allow` names sampling reasons (greedy, top_p, top_k, constrained) that the user takes in knowingly.
     """
-    taken = _continued(tree)
+    taken, incomplete_N = _continued(tree), _incomplete(tree)
     eligible_N, trainable_N = np.zeros(len(tree), np.bool_), np.zeros(len(tree), np.bool_)
     reasons: dict[str, tuple[Reason, str]] = {}
     call_of: dict[int, Call] = {}
@@ -111,7 +112,9 @@ def eligibility(tree: Tree, *, need_logprobs: bool = True, allow: frozenset[Reas
         if why is None and leaf is not None:
             eligible_N[leaf] = True
             call_of.setdefault(leaf, call)
-            why = _hosted(tree, leaf) or (_not_trainable(tree, call, leaf, allow) if need_logprobs else None)
+            why = _hosted(tree, leaf) or _redacted(incomplete_N, leaf)
+            if why is None and need_logprobs:
+                why = _not_trainable(tree, call, leaf, allow)
             trainable_N[leaf] |= why is None
         if why is not None:
             reasons[call.call_id] = why
@@ -174,6 +177,21 @@ def _hosted(tree: Tree, leaf: int) -> tuple[Reason, str] | None:
         Reason.HOSTED,
         "a hosted API sampled it: its token ids are not known; only its text can be used",
     )
+
+
+def _incomplete(tree: Tree) -> npt.NDArray[np.bool_]:
+    """Nodes whose path has a gap: there or above, token ids are not known."""
+    out = tree.counted_N.copy()
+    if out.any():
+        for i, parent in enumerate(tree.parent_N.tolist()):  # parents come first
+            out[i] |= parent >= 0 and out[parent]
+    return out
+
+
+def _redacted(incomplete_N: npt.NDArray[np.bool_], leaf: int) -> tuple[Reason, str] | None:
+    if not incomplete_N[leaf]:
+        return None
+    return Reason.REDACTED, "a secret was taken out of its text or of its context, and the token ids with it"
 
 
 def _not_trainable(tree: Tree, call: Call, leaf: int, allow: frozenset[Reason]) -> tuple[Reason, str] | None:

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "tree": ("gyre_data.show.commands", "tree", "Show an execution as a tree: branches, roles, scores."),
     "stats": ("gyre_data.show.commands", "stats", "Count what is in runs and how much is shared."),
     "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
+    "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),
     "score": ("gyre_data.show.commands", "score", "Append an evaluator's verdict to an execution."),
     "train": ("gyre_train.commands", "train", "Train on recorded runs."),
 }

@@ -261,6 +261,12 @@ TABLES: dict[str, Table] = {
                     "observe mode: local count, by what `fingerprint` names; token_ids is empty then",
                     since=1,
                 ),
+                _opt(
+                    "redacted",
+                    STRINGS,
+                    "kinds of secrets that were taken out of its text; token_ids is empty, counted_tokens their number",
+                    since=1,
+                ),
             ),
         ),
         Table(

@@ -112,6 +112,7 @@ class Node:
     content_hash: str | None = None
     fingerprint: str | None = None
     counted_tokens: int | None = None
+    redacted: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
