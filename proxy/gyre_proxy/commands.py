@@ -17,7 +17,7 @@ def proxy(
     engine: Annotated[list[str], typer.Option(help="URL of an engine; may be repeated.")],
     tokenizer: Annotated[Path, typer.Option(help="Folder of the served checkpoint, or its tokenizer files.")],
     template: Annotated[Path | None, typer.Option(help="Chat template instead of the tokenizer's own.")] = None,
-    parser: Annotated[str, typer.Option(help="Reply format of the model family.")] = "hermes",
+    parser: Annotated[str, typer.Option(help="Reply format of the model; auto: as the template writes it.")] = "auto",
     thinking: Annotated[str, typer.Option(help="keep | fork, for templates that strip earlier thinking.")] = "keep",
     context_window: Annotated[
         int | None, typer.Option(help="Prompt and reply together (default: the engine's).")
@@ -55,9 +55,9 @@ def proxy(
         policy=policy,
         sampling=RunSampling(temperature=temperature, max_tokens=max_tokens),
     )
-    serve(settings, lambda url: _ready(url, run))
+    serve(settings, lambda url, replies: _ready(url, run, replies))
 
 
-def _ready(url: str, run: Path) -> None:
-    sys.stderr.write(f"recording to {run}   policy mode   base URL {url}/x/NAME   ^C to stop\n")
+def _ready(url: str, run: Path, replies: str) -> None:
+    sys.stderr.write(f"recording to {run}   policy mode   {replies} replies   base URL {url}/x/NAME   ^C to stop\n")
     sys.stderr.flush()

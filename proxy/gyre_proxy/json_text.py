@@ -8,21 +8,30 @@ from typing import Any, NoReturn
 
 import orjson
 
-__all__ = ["load_tolerant", "read_object"]
+__all__ = ["load_tolerant", "read_exact", "read_object"]
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """The object that `text` holds, when every value survives a round trip unchanged; else None.
+    """The object that `text` holds, when every value survives a round trip unchanged; else None."""
+    try:
+        value = read_exact(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_exact(text: str) -> Any:
+    """The JSON value that `text` holds; raises ValueError unless every value in it survives a round trip unchanged.
 
     Read twice: one reader turns integers beyond 64 bits into floats, the other accepts NaN and lone surrogates.
     """
     try:
         value = orjson.loads(text)
         # Arguments of a call come back six levels down in a body, and that body must be readable too.
-        if not isinstance(value, dict) or json.loads(text) != value or _too_deep([[[[[[value]]]]]]):
-            return None
-    except (ValueError, RecursionError):
-        return None
+        if json.loads(text) != value or _too_deep([[[[[[value]]]]]]):
+            raise ValueError("a value that would not survive")
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     return value
 
 

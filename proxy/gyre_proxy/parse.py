@@ -11,14 +11,17 @@ the close marker was seen, so a malformed call cannot be given back verbatim. It
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from gyre_proxy.families import Region, family
-from gyre_proxy.message import Reasoning, Reply, ReplyEvent, Text
+from .families import family
+from .harmony import HarmonyMachine
+from .markers import open_end
+from .message import Reasoning, Reply, ReplyEvent, Text
+from .regions import RegionMachine
+from .xml_calls import schemas_of
 
 __all__ = ["Decoder", "Detokenizer", "ReplyParser", "StopText", "fold", "hidden_ids", "parse_reply"]
 
-_BLANKS = " \t\r\n"
 _CUT = "\ufffd"
 _MAX_CUT_BYTES = 3
 _WINDOW = 64
@@ -96,7 +99,7 @@ class StopText:
         if found:
             _, size, self.hit = min(found)
         else:
-            size = len(self._pending) - _open_end(self._pending, self._stops)
+            size = len(self._pending) - open_end(self._pending, self._stops)
         shown, self._pending = self._pending[:size], self._pending[size:]
         return shown
 
@@ -110,113 +113,25 @@ class ReplyParser:
     """Text pieces in, reply events out.
 
     `prefix` is the generation prompt as rendered: a reasoning block that the template opens there is open when the
-    reply begins.
+    reply begins. `tools` are the request's; some families need their schemas to tell text from numbers.
     """
 
-    def __init__(self, family_name: str = "hermes", prefix: str = "") -> None:
+    def __init__(self, family_name: str = "hermes", prefix: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> None:
         declared = family(family_name)
-        self._regions = {region.open: region for region in declared.regions}
-        self._region: Region | None = None
-        self._pending = ""
-        """Undecided end of the input: the beginning of a marker, perhaps."""
-        self._body: list[str] = []
-        """Text inside an open call."""
-        self._blanks = ""
-        """Blanks that are shown if text follows them."""
-        self._at_marker = False
-        self._shown = False
+        self._machine: RegionMachine | HarmonyMachine = (
+            HarmonyMachine() if declared.channels else RegionMachine(declared, schemas_of(tools))
+        )
         if prefix:
-            self._advance(prefix.rpartition(declared.turn_opener)[2])
+            opener = declared.turn_opener
+            self._machine.feed(prefix.rpartition(opener)[2] if opener else prefix)
 
     def feed(self, text: str) -> list[ReplyEvent]:
         """Events that are certain after `text`."""
-        return self._advance(text)
+        return self._machine.feed(text)
 
     def finish(self) -> list[ReplyEvent]:
         """The events that the end of the reply decides."""
-        events: list[ReplyEvent] = []
-        if self._region is not None and self._region.read is not None:
-            self._body.append(self._pending)
-            self._verbatim(events, self._region.open + "".join(self._body))
-        else:
-            self._take(events, self._pending)
-            if self._region is None and self._shown:
-                self._put(events, self._blanks)
-        self._pending = self._blanks = ""
-        self._body = []
-        self._region = None
-        return events
-
-    def _advance(self, text: str) -> list[ReplyEvent]:
-        events: list[ReplyEvent] = []
-        self._pending += text
-        while True:
-            markers = [self._region.close] if self._region else list(self._regions)
-            at, marker = _first(self._pending, markers)
-            if at < 0:
-                keep = _open_end(self._pending, markers)
-                self._take(events, self._pending[: len(self._pending) - keep])
-                self._pending = self._pending[len(self._pending) - keep :]
-                return events
-            self._take(events, self._pending[:at])
-            self._pending = self._pending[at + len(marker) :]
-            self._cross(events, marker)
-
-    def _cross(self, events: list[ReplyEvent], marker: str) -> None:
-        """Passes a marker: opens a region, or closes the open one."""
-        region = self._region
-        if region is None:
-            self._region = self._regions[marker]
-            self._body = []
-            if self._region.read is None:
-                self._rest()
-            return
-        self._region = None
-        if region.read is None:
-            self._rest()
-            return
-        body = "".join(self._body)
-        calls = region.read(body)
-        if calls is None:
-            self._verbatim(events, region.open + body + region.close)
-            return
-        self._rest()
-        events.extend(calls)
-
-    def _rest(self) -> None:
-        """Beside a marker that counts: blanks before it are dropped, and so will be those after it."""
-        self._blanks = ""
-        self._at_marker = True
-        self._shown = False
-
-    def _take(self, events: list[ReplyEvent], text: str) -> None:
-        """Text inside the current region, none of it part of a marker."""
-        if self._region is not None and self._region.read is not None:
-            self._body.append(text)
-            return
-        text = self._blanks + text
-        if self._at_marker:
-            text = text.lstrip(_BLANKS)
-        visible = text.rstrip(_BLANKS)
-        self._blanks = text[len(visible) :]
-        if visible:
-            self._put(events, visible)
-            self._at_marker = False
-            self._shown = True
-
-    def _put(self, events: list[ReplyEvent], text: str) -> None:
-        if text:
-            events.append(Reasoning(text=text) if self._region else Text(text=text))
-
-    def _verbatim(self, events: list[ReplyEvent], text: str) -> None:
-        """A call that is none: all of it is text, with the blanks around it."""
-        self._region = None
-        self._put(events, self._blanks)
-        events.append(Text(text=text, malformed_call=True))
-        self._blanks = ""
-        self._body = []
-        self._at_marker = False
-        self._shown = True
+        return self._machine.finish()
 
 
 def fold(events: Iterable[ReplyEvent]) -> tuple[ReplyEvent, ...]:
@@ -240,22 +155,9 @@ def fold(events: Iterable[ReplyEvent]) -> tuple[ReplyEvent, ...]:
     return tuple(folded)
 
 
-def parse_reply(text: str, finish: str, family_name: str = "hermes", prefix: str = "") -> Reply:
+def parse_reply(
+    text: str, finish: str, family_name: str = "hermes", prefix: str = "", tools: Sequence[Mapping[str, Any]] = ()
+) -> Reply:
     """The whole text at once: equal to the folded events of any stream of it."""
-    parser = ReplyParser(family_name, prefix)
+    parser = ReplyParser(family_name, prefix, tools)
     return Reply(events=fold([*parser.feed(text), *parser.finish()]), finish=finish)
-
-
-def _first(text: str, markers: Sequence[str]) -> tuple[int, str]:
-    """Where the first marker begins, and which it is; -1 when there is none."""
-    found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
-    return min(found, default=(-1, ""))
-
-
-def _open_end(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of `text` that may be the beginning of a marker."""
-    longest = min(max(map(len, markers)) - 1, len(text))
-    for size in range(longest, 0, -1):
-        if any(marker.startswith(text[-size:]) for marker in markers):
-            return size
-    return 0

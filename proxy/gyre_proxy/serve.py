@@ -122,8 +122,11 @@ async def _connect(proxy: Proxy) -> None:
                 await asyncio.sleep(0.3)
 
 
-def serve(settings: ProxySettings, on_ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what is in flight, seal the run, and return."""
+def serve(settings: ProxySettings, on_ready: Callable[[str, str], None] = lambda url, replies: None) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is in flight, seal the run, and return.
+
+    `on_ready` is told the address and the format in which replies are read.
+    """
     with suppress(ImportError):  # uvloop has no build for some systems
         import uvloop
 
@@ -132,7 +135,7 @@ def serve(settings: ProxySettings, on_ready: Callable[[str], None] = lambda url:
     asyncio.run(_serve(settings, on_ready))
 
 
-async def _serve(settings: ProxySettings, on_ready: Callable[[str], None]) -> None:
+async def _serve(settings: ProxySettings, on_ready: Callable[[str, str], None]) -> None:
     writer = RunWriter(settings.run)
     async with running(settings, writer=writer) as proxy:
         listener = _listen(settings, open_run(settings.run).info)
@@ -143,7 +146,7 @@ async def _serve(settings: ProxySettings, on_ready: Callable[[str], None]) -> No
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         task = asyncio.create_task(_run_server(server, listener))
-        on_ready(url)
+        on_ready(url, proxy.parser)
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
         await proxy.drain(settings.drain_s)
@@ -239,7 +242,7 @@ def _info(proxy: Proxy, url: str) -> dict[str, Any]:
         "tokenizer": str(settings.tokenizer.resolve()),
         "template": str(settings.template.resolve()) if settings.template else None,
         "fingerprint": proxy.template.fingerprint,
-        "parser": settings.parser,
+        "parser": proxy.parser,
         "thinking": settings.thinking,
         "context_window": proxy.context_window,
     }

@@ -38,6 +38,7 @@ from .metrics import Metrics
 from .parse import Detokenizer, ReplyParser, hidden_ids
 from .plan import PromptPlan
 from .recorder import Recorder, Scope
+from .reply_format import choose_family
 from .reply_text import ReplyText
 from .restore import load_executions, restore_history
 from .retries import Verdict, judge
@@ -74,7 +75,8 @@ class Proxy:
         self.started_at = time.time()
         self.draining = False
         self._run = run
-        self._hidden = hidden_ids(template.control_tokens, settings.parser)
+        self.parser = choose_family(settings.parser, template)
+        self._hidden = hidden_ids(template.control_tokens, self.parser)
         self._going: set[Generation] = set()
         self._reading = asyncio.Lock()
         load_executions(self.executions, run)
@@ -277,7 +279,7 @@ class Proxy:
         )
         text = ReplyText(
             Detokenizer(_Decoder(self.template), self._hidden),
-            ReplyParser(self.settings.parser, self.template.decode(plan.opening_ids)),
+            ReplyParser(self.parser, self.template.decode(plan.opening_ids), request.tools),
             request.sampling.stop,
         )
         return Generation(

@@ -50,7 +50,8 @@ class ProxySettings:
     engines: tuple[str, ...]
     tokenizer: Path
     template: Path | None = None
-    parser: str = "hermes"
+    parser: str = "auto"
+    """Reply format of the model family; auto reads it off the chat template."""
     thinking: str = "keep"
     context_window: int | None = None
     host: str = "127.0.0.1"

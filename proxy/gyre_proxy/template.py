@@ -146,7 +146,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._kwargs,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             roles = ", ".join(message.role for message in messages[:8])
             raise RenderError(
                 f"the chat template cannot render this conversation ({roles}{', ...' if len(messages) > 8 else ''}): "

@@ -98,6 +98,9 @@ def test_a_refusal_of_the_template_is_the_requests_fault(tmp_path: Path) -> None
     template = ChatTemplate.load(folder(tmp_path), tmp_path / "t")
     with pytest.raises(RenderError, match=r"\(system\): no system; send roles"):
         template.render([Message(role="system", content="x")], (), True)
+    (tmp_path / "t").write_text("{%- macro down(x) %}{{ down(x) }}{% endmacro %}{{ down(tools) }}")
+    with pytest.raises(RenderError, match="recursion"):
+        ChatTemplate.load(folder(tmp_path), tmp_path / "t").render([user("q")], (), True)
 
 
 def test_rendering_equals_transformers(tmp_path: Path) -> None:
