@@ -26,6 +26,8 @@ __all__ = ["Chunk", "ChunkReader", "EngineClient", "EngineInfo", "EngineRefusedE
 
 _NO_IDS = np.empty(0, np.int32)
 _NO_LOGPROBS = np.empty(0, np.float32)
+_STREAM_INTERVAL = 8
+"""Tokens per event that an engine is asked for. Its first token comes at once all the same, and so does the last."""
 
 
 class EngineRefusedError(EngineError):
@@ -94,11 +96,20 @@ class ChunkReader:
         self._ids = self._logprobs = 0  # taken so far
         self._waiting_ids: list[int] = []
         self._waiting_logprobs: list[list[Any]] = []
+        self._new_ids: list[int] = []
+        self._new_logprobs: list[float] = []
         self._spans: list[tuple[str, int, int]] = []
         self._given = 0
+        self._meta: dict[str, Any] = {}
 
-    def read(self, payload: dict[str, Any]) -> Chunk:
-        """Read one chunk; raise EngineError when ids and log-probs cannot be aligned."""
+    def read(self, *payloads: dict[str, Any]) -> Chunk:
+        """One chunk of all `payloads`; raise EngineError when ids and log-probs cannot be aligned."""
+        for payload in payloads:
+            self.take(payload)
+        return self.chunk()
+
+    def take(self, payload: dict[str, Any]) -> None:
+        """Take in one event; what it added is in the next `chunk`, also when a later event is an error."""
         if "error" in payload:
             error = payload["error"]
             refused = isinstance(error, dict) and _is_refusal(error.get("code"))
@@ -109,40 +120,49 @@ class ChunkReader:
         total = meta.get("completion_tokens", self._ids if not ids else None)
         if total is None:
             raise EngineError("wanted meta_info.completion_tokens beside output_ids, got none; use an SGLang engine")
-        finish = meta.get("finish_reason") or {}
         self._waiting_ids += _fresh(ids, self._ids, total, "output_ids")
         self._ids = max(self._ids, total)
         logprobs = meta.get("output_token_logprobs") or []
         have = meta.get("output_token_logprobs_length", total) if logprobs else self._logprobs
         self._waiting_logprobs += _fresh(logprobs, self._logprobs, have, "output_token_logprobs")
         self._logprobs = max(self._logprobs, have)
-        new_ids, new_logprobs = self._aligned(bool(finish))
-        self._given += len(new_ids)
+        self._align(bool(meta.get("finish_reason")))
         self._note_versions(meta)
+        self._meta = meta
+
+    def chunk(self) -> Chunk:
+        """What was taken in since the last chunk."""
+        finish = self._meta.get("finish_reason") or {}
+        ids, logprobs = self._new_ids, self._new_logprobs
+        self._new_ids, self._new_logprobs = [], []
         return Chunk(
-            token_ids=new_ids,
-            logprobs=new_logprobs,
+            token_ids=np.array(ids, np.int32) if ids else _NO_IDS,
+            logprobs=np.array(logprobs, np.float32) if ids else _NO_LOGPROBS,
             finish=finish.get("type"),
             matched=finish.get("matched"),
             message=finish.get("message"),
-            cached_tokens=meta.get("cached_tokens"),
+            cached_tokens=self._meta.get("cached_tokens"),
             versions=tuple(self._spans),
         )
 
-    def _aligned(self, finished: bool) -> tuple[Ints, Floats]:
-        count = min(len(self._waiting_ids), len(self._waiting_logprobs))
-        if finished and (count < len(self._waiting_ids) or count < len(self._waiting_logprobs)):
-            raise EngineError(
-                f"wanted a log-prob for every sampled id, got {self._logprobs} for {self._ids} ids; "
-                "the call is not recorded"
-            )
-        if not count:
-            return _NO_IDS, _NO_LOGPROBS
-        ids, pairs = self._waiting_ids[:count], self._waiting_logprobs[:count]
-        del self._waiting_ids[:count], self._waiting_logprobs[:count]
-        if any(pair[1] != token for pair, token in zip(pairs, ids, strict=True)):
+    def _align(self, finished: bool) -> None:
+        ids, pairs = self._waiting_ids, self._waiting_logprobs
+        if len(ids) != len(pairs):
+            if finished:
+                raise EngineError(
+                    f"wanted a log-prob for every sampled id, got {self._logprobs} for {self._ids} ids; "
+                    "the call is not recorded"
+                )
+            count = min(len(ids), len(pairs))
+            self._waiting_ids, ids = ids[count:], ids[:count]
+            self._waiting_logprobs, pairs = pairs[count:], pairs[:count]
+        else:
+            self._waiting_ids, self._waiting_logprobs = [], []
+        if [pair[1] for pair in pairs] != ids:
             raise EngineError("the engine's log-probs are for other ids than its output_ids; the call is not recorded")
-        return np.array(ids, np.int32), np.array([pair[0] for pair in pairs], np.float32)
+        self._new_ids += ids
+        self._new_logprobs += [pair[0] for pair in pairs]
+        self._given += len(ids)
 
     def _note_versions(self, meta: dict[str, Any]) -> None:
         spans = meta.get("weight_versions")
@@ -222,7 +242,7 @@ class EngineClient:
             {
                 "rid": rid,
                 "input_ids": input_ids,
-                "sampling_params": sampling,
+                "sampling_params": {**sampling, "stream_interval": _STREAM_INTERVAL},
                 "return_logprob": True,
                 "logprob_start_len": -1,
                 "stream": True,
@@ -238,8 +258,12 @@ class EngineClient:
             response = await self._http.send(request, stream=True)
             try:
                 await self._refuse(response)
-                async for line in _event_lines(response):
-                    chunk = reader.read(line)
+                async for payloads in _payloads(response):
+                    try:
+                        chunk = reader.read(*payloads)
+                    except EngineError:
+                        yield reader.chunk()  # what came with the fault, but before it
+                        raise
                     yield chunk
                     if chunk.finish:
                         return
@@ -302,7 +326,8 @@ class EngineClient:
         raise kind(f"engine {self.url} answered {response.status_code}: {text}")
 
 
-async def _event_lines(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def _payloads(response: httpx.Response) -> AsyncIterator[list[dict[str, Any]]]:
+    """The events of a stream, those that arrived together in one list."""
     held: list[bytes] = []  # an unfinished line: cumulative chunks span many pieces
     async for piece in response.aiter_raw():
         held.append(piece)
@@ -310,13 +335,14 @@ async def _event_lines(response: httpx.Response) -> AsyncIterator[dict[str, Any]
             continue
         *lines, rest = b"".join(held).split(b"\n")
         held = [rest]
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = line[5:].strip()
-            if data == b"[DONE]":
-                return
-            yield orjson.loads(data)
+        data = [line[5:].strip() for line in lines if line[:5] == b"data:"]
+        ended = b"[DONE]" in data
+        if ended:
+            del data[data.index(b"[DONE]") :]
+        if data:
+            yield [orjson.loads(line) for line in data]
+        if ended:
+            return
 
 
 def _is_refusal(status: Any) -> bool:

@@ -205,9 +205,10 @@ class Sampler:
         ids = chunk.token_ids
         if not ids.size:
             return
-        if ids.view(np.uint32).max() >= self.vocab_size:  # a negative id is a huge one here
+        known = ids.tolist()  # few as a rule: cheaper to look at one by one than as an array
+        if max(known) >= self.vocab_size or min(known) < 0:
             raise CaptureError(f"engine {engine.url} sampled an id outside the vocabulary of {self.vocab_size}")
-        if not math.isfinite(chunk.logprobs.sum()):
+        if not math.isfinite(sum(chunk.logprobs.tolist())):
             raise CaptureError(f"engine {engine.url} gave a log-prob that is not finite; the call is not recorded")
         self.first_token_at = self.first_token_at or datetime.now(UTC)
         self._ids.append(ids)
