@@ -202,19 +202,29 @@ class Sampler:
     def _take(self, chunk: Chunk, engine: Engine) -> None:
         if self.cached_tokens is None and chunk.cached_tokens is not None and not self._start:
             self.cached_tokens = chunk.cached_tokens
-        ids = chunk.token_ids
-        if not ids.size:
-            return
-        known = ids.tolist()  # few as a rule: cheaper to look at one by one than as an array
-        if max(known) >= self.vocab_size or min(known) < 0:
-            raise CaptureError(f"engine {engine.url} sampled an id outside the vocabulary of {self.vocab_size}")
-        if not math.isfinite(sum(chunk.logprobs.tolist())):
-            raise CaptureError(f"engine {engine.url} gave a log-prob that is not finite; the call is not recorded")
+        ids, logprobs, wrong = chunk.token_ids, chunk.logprobs, ""
+        # Few as a rule: cheaper to look at one by one than as arrays.
+        for index, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist(), strict=True)):
+            if not 0 <= token < self.vocab_size:
+                wrong = f"engine {engine.url} sampled id {token}, outside the vocabulary of {self.vocab_size}"
+            elif not math.isfinite(logprob):
+                wrong = f"engine {engine.url} gave a log-prob that is not finite"
+            if wrong:
+                ids, logprobs = ids[:index], logprobs[:index]
+                break
+        if ids.size:
+            self._keep(ids, logprobs, chunk, engine)
+        if wrong:
+            raise CaptureError(f"{wrong}; the call ends before it")
+
+    def _keep(self, ids: Ints, logprobs: Floats, chunk: Chunk, engine: Engine) -> None:
         self.first_token_at = self.first_token_at or datetime.now(UTC)
         self._ids.append(ids)
-        self._logprobs.append(chunk.logprobs)
+        self._logprobs.append(logprobs)
         self.num_tokens += ids.size
-        self._named = chunk.versions or ((str(engine.version), 0, self.num_tokens - self._start),)
+        have = self.num_tokens - self._start
+        named = tuple((version, start, min(end, have)) for version, start, end in chunk.versions if start < have)
+        self._named = named or ((str(engine.version), 0, have),)
         if self._named[-1][0] != self._version:
             try:
                 self.router.note_version(engine, self._named[-1][0])
