@@ -179,30 +179,30 @@ class Lineage:
     # ------------------------------------------------------------------ who started an agent
 
     def spawned_by(self, agent_id: str | None, parent_id: str | None, messages: Sequence[Message]) -> Spawn:
-        """Output node and tool call that started an agent: its first user message holds an argument of that call.
+        """Output node and tool call that started an agent: a user message that it got holds an argument of that call.
 
         Newest first; a call that started another agent comes last, since one call may start several.
         """
         if agent_id is not None and agent_id in self._spawns:
             return self._spawns[agent_id]
-        prompt = next((message.content.strip() for message in messages if message.role == "user"), "")
+        prompts = [text for message in messages if message.role == "user" and (text := message.content.strip())]
         taken = {spawn for agent, spawn in self._spawns.items() if agent != agent_id}
         taken |= {
             (plan.spawned_by_node, plan.spawned_by_tool_call)
             for plan in self._active.values()
             if plan.agent_id != agent_id
         }
-        found = list(self._spawning(parent_id, prompt)) if prompt else []
+        found = list(self._spawning(parent_id, prompts)) if prompts else []
         return next((spawn for spawn in found if spawn not in taken), found[0] if found else (None, None))
 
-    def _spawning(self, parent_id: str | None, prompt: str) -> Iterator[Spawn]:
+    def _spawning(self, parent_id: str | None, prompts: Sequence[str]) -> Iterator[Spawn]:
         for state in reversed(self._calls.values()):
             if state.output is None or state.agent_id != parent_id:
                 continue
             node_id = state.output.entry.node_id
             for index, call in enumerate(state.output.reply.tool_calls):
                 texts = [text.strip() for text in _texts_in(call.arguments)]
-                if any(_holds(prompt, text) for text in texts):
+                if any(_holds(prompt, text) for prompt in prompts for text in texts):
                     prefix = "toolu" if state.wire == "anthropic" else "call"
                     yield node_id, call.id or f"{prefix}_{node_id}_{index}"
 
@@ -224,7 +224,7 @@ def _use(plan: PromptPlan) -> PromptUse:
 
 
 def _holds(prompt: str, text: str) -> bool:
-    """Whether a first user message is `text`, alone or after a reminder block, or has it in its midst."""
+    """Whether a user message is `text`, alone or after a reminder block, or has it in its midst."""
     if not text:
         return False
     return prompt == text or prompt.endswith("\n" + text) or (len(text) >= _LEAST_CONTAINED and text in prompt)

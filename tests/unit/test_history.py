@@ -120,6 +120,9 @@ def test_a_sub_agent_is_linked_to_the_call_that_started_it() -> None:
     assert (again.spawned_by_tool_call, again.branch_reason) == (f"toolu_{parent}_1", None)
     unknown = driver.turn([system("sub"), user("short")], "x", x_claude_code_agent_id="a3")
     assert unknown.spawned_by_node is None
+    # Codex says where it is in a message of its own, before the task.
+    after_another = driver.turn([system("sub"), user("cwd: /"), user(prompt)], "y", x_claude_code_agent_id="a4")
+    assert after_another.spawned_by_node == parent
 
 
 def test_side_calls_do_not_disturb_the_main_conversation() -> None:

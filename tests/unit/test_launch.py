@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -226,8 +227,14 @@ def test_known_clients_get_their_own_settings(tmp_path: Path) -> None:
     assert path.is_relative_to(tmp_path)
     assert json.loads(text)["providers"]["gyre"]["baseUrl"] == "http://127.0.0.1:1/x/e/v1"
     assert plan_launch(["/opt/mini", "-t", "x"], "u", tmp_path).command == ("/opt/mini", "-t", "x")
-    with pytest.raises(ConfigError, match="Responses"):
-        plan_launch(["codex"], "u", tmp_path)
+    codex = plan_launch(["codex", "exec", "hi"], "http://127.0.0.1:1/x/e", tmp_path, 9000)
+    assert codex.command == ("codex", "exec", "hi")
+    ((path, text),) = codex.files.items()
+    assert path.parent == Path(codex.env["CODEX_HOME"])
+    assert path.is_relative_to(tmp_path)
+    config = tomllib.loads(text)
+    assert config["model_context_window"] == 9000
+    assert config["model_providers"][config["model_provider"]]["base_url"] == "http://127.0.0.1:1/x/e/v1"
 
 
 def test_the_task_file_of_the_docs_loads(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Labels of requests, one client at a time."""
 
+import json
+
 import pytest
 
 from gyre_data.errors import ConfigError
@@ -44,6 +46,28 @@ def test_claude_code_title_and_classifier_are_side_calls() -> None:
     classifier = of(CC, user("<transcript>"), tools=(), sampling=Sampling(stop=("</block>",)))
     assert classifier.role is AgentRole.SIDE
     assert of(CC, user("no tools"), tools=()).role is AgentRole.MAIN
+
+
+CODEX = {"originator": "codex_exec", "session-id": "root", "thread-id": "root"}
+
+
+def test_codex_threads_are_agents_and_its_metadata_says_what_a_call_is_for() -> None:
+    def of_kind(headers: dict[str, str], **told: str) -> AgentLabel:
+        return of({**CODEX, **headers, "x-codex-turn-metadata": json.dumps(told)})
+
+    assert (of(CODEX).client, of(CODEX).role, of(CODEX).agent_id) == ("codex", AgentRole.MAIN, None)
+    child = {"thread-id": "t1", "x-codex-parent-thread-id": "root", "x-openai-subagent": "collab_spawn"}
+    sub = of_kind(child, request_kind="turn", thread_source="subagent")
+    assert (sub.role, sub.agent_id, sub.parent_agent_id, sub.source) == (AgentRole.SUB_AGENT, "t1", None, "client")
+    nested = of({**CODEX, **child, "thread-id": "t2", "x-codex-parent-thread-id": "t1"})
+    assert (nested.agent_id, nested.parent_agent_id) == ("t2", "t1")
+    main_summary, sub_summary = of_kind({}, request_kind="compaction"), of_kind(child, request_kind="compaction")
+    assert (main_summary.role, main_summary.summary) == (AgentRole.MAIN_SUMMARY, True)
+    assert (sub_summary.role, sub_summary.agent_id) == (AgentRole.SUB_AGENT_SUMMARY, "t1")
+    assert of_kind({}, request_kind="prewarm").role is AgentRole.SIDE
+    assert of({**CODEX, "thread-id": "t3", "x-openai-subagent": "memory_consolidation"}).role is AgentRole.SIDE
+    assert of({**CODEX, "x-codex-turn-metadata": "no json"}).role is AgentRole.MAIN
+    assert of({**CODEX, "x-codex-turn-metadata": "[1]"}).role is AgentRole.MAIN
 
 
 def test_explicit_headers_and_the_path_come_first() -> None:

@@ -71,6 +71,10 @@ class ProxyClient:
             raise ConfigError(f"{method} {path}: the proxy refused with {answer.status_code}: {answer.text[:500]}")
         return answer.json()
 
+    async def status(self) -> dict[str, Any]:
+        """What the proxy is and does now."""
+        return dict(await self._send("GET", "/api/status"))
+
     async def create_group(self, task: str, size: int, group: str) -> str:
         """Create a group, or find it again by its id."""
         return str((await self._send("POST", "/api/groups", {"id": group, "task": task, "size": size}))["id"])

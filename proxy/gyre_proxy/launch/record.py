@@ -17,6 +17,7 @@ from .harness import environment
 __all__ = ["CLIENTS", "Launch", "plan_launch", "record"]
 
 CLIENTS = ("claude", "codex", "pi")
+_WINDOW = 65536
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,21 +30,19 @@ class Launch:
     files: Mapping[Path, str] = field(default_factory=dict)
 
 
-def plan_launch(words: Sequence[str], base_url: str, settings: Path) -> Launch:
+def plan_launch(words: Sequence[str], base_url: str, settings: Path, window: int | None = None) -> Launch:
     """How to start `words` against `base_url`. The first word names a known client or is any program.
 
     A known client gets a settings folder of its own below `settings`, so that the user's is neither read nor written.
+    `window` is the proxy's context window in tokens, for clients that compact by their own count.
     """
     match words[0]:
         case "claude":
             return _claude(words[1:], settings / "claude")
         case "pi":
-            return _pi(words[1:], base_url, settings / "pi")
+            return _pi(words[1:], base_url, settings / "pi", window or _WINDOW)
         case "codex":
-            raise ConfigError(
-                "codex speaks only the OpenAI Responses wire, which this release does not serve yet; "
-                "use claude, pi, or any client of Anthropic Messages or Chat Completions"
-            )
+            return _codex(words[1:], base_url, settings / "codex", window or _WINDOW)
         case _:
             return Launch(harness=Path(words[0]).name, command=tuple(words))
 
@@ -62,10 +61,35 @@ def _claude(rest: Sequence[str], folder: Path) -> Launch:
     return Launch(harness="claude-code", command=("claude", *rest), env=env)
 
 
-def _pi(rest: Sequence[str], base_url: str, folder: Path) -> Launch:
+def _codex(rest: Sequence[str], base_url: str, folder: Path, window: int) -> Launch:
+    # The search would be the provider's to run; it is offered to nobody here.
+    config = f"""model = "gyre-policy"
+model_provider = "gyre"
+model_context_window = {window}
+web_search = "disabled"
+check_for_update_on_startup = false
+
+[model_providers.gyre]
+name = "Gyre"
+base_url = {json.dumps(f"{base_url}/v1")}
+env_key = "GYRE_KEY"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+"""
+    return Launch(
+        harness="codex",
+        command=("codex", *rest),
+        env={"CODEX_HOME": str(folder)},
+        files={folder / "config.toml": config},
+    )
+
+
+def _pi(rest: Sequence[str], base_url: str, folder: Path, window: int) -> Launch:
     # The key by the name of its variable: it must not lie in the run folder.
     model = {"id": "gyre-policy", "name": "gyre-policy", "reasoning": True, "input": ["text"]}
-    model |= {"contextWindow": 65536, "maxTokens": 4096}
+    model |= {"contextWindow": window, "maxTokens": 4096}
     model |= {"cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}
     provider = {"baseUrl": f"{base_url}/v1", "api": "openai-completions", "apiKey": "GYRE_KEY", "models": [model]}
     return Launch(
@@ -79,7 +103,8 @@ def _pi(rest: Sequence[str], base_url: str, folder: Path) -> Launch:
 async def record(client: ProxyClient, run: Path, words: Sequence[str]) -> tuple[str, int]:
     """Create an execution, run the client on the terminal until it ends, and return (execution id, exit status)."""
     made = await client.create_execution(task="record", group=None, sample_index=0, harness=Path(words[0]).name)
-    launch = plan_launch(words, made["base_url"], run / "clients")
+    window = (await client.status())["context_window"]
+    launch = plan_launch(words, made["base_url"], run / "clients", window)
     for path, text in launch.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
