@@ -138,7 +138,7 @@ def call_row(
         temperature=float(used["temperature"]),
         top_p=float(used["top_p"]),
         top_k=int(used["top_k"]),
-        constrained=False,
+        constrained=request.sampling.json_schema is not None,
         max_tokens=int(used["max_new_tokens"]),
         logprob_convention=LOGPROB_CONVENTION,
         seed=facts.seed,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -24,7 +24,7 @@ from .dialects.base import BadRequest, Dialect, ReplyContext, StreamEncoder
 from .faults import CallError, kind_of
 from .generation import Follower, Generation
 from .limits import Bounds
-from .message import Request
+from .message import Request, TokenLogprob
 from .service import Proxy
 
 __all__ = ["BrokenReplyError", "read_body", "serve_call"]
@@ -106,7 +106,7 @@ async def _reply(proxy: Proxy, out: _Wire, generation: Generation, request: Requ
 
 
 async def _stream(proxy: Proxy, out: _Wire, generation: Generation, follower: Follower, request: Request) -> bool:
-    encoder = out.dialect.stream(_context(generation, request))
+    encoder = out.dialect.stream(_context(proxy, generation, request))
     await out.head(200, "text/event-stream; charset=utf-8", _ids(generation))
     await out.body(encoder.start(), more=True)
     seen, spoke = 0, time.monotonic()
@@ -161,7 +161,9 @@ async def _batch(proxy: Proxy, out: _Wire, generation: Generation, follower: Fol
             raise BrokenReplyError
         await out.refuse(kind_of(generation.failure), str(generation.failure), extra=_ids(generation))
         return False
-    data = out.dialect.batch(_context(generation, request), generation.reply, generation.usage, generation.text.stopped)
+    data = out.dialect.batch(
+        _context(proxy, generation, request), generation.reply, generation.usage, generation.text.stopped
+    )
     if begun:
         await out.body(data, more=False)
     else:
@@ -173,7 +175,11 @@ class BrokenReplyError(Exception):
     """Raised through the server so that it drops the connection without ending the response."""
 
 
-def _context(generation: Generation, request: Request) -> ReplyContext:
+def _context(proxy: Proxy, generation: Generation, request: Request) -> ReplyContext:
+    def logprobs() -> Sequence[TokenLogprob]:
+        sampled, fresh = generation.sampler, proxy.reply_text(generation.facts.plan, request)
+        return fresh.visible(sampled.output_ids, sampled.logprobs)
+
     return ReplyContext(
         call_id=generation.call_id,
         node_id=generation.facts.output_node_id,
@@ -181,6 +187,7 @@ def _context(generation: Generation, request: Request) -> ReplyContext:
         created=int(generation.facts.started_at.timestamp()),
         prompt_tokens=len(generation.facts.plan.prompt_ids),
         include_usage=request.include_usage,
+        logprobs=logprobs if request.logprobs else None,
         namespaces=request.namespaces,
         echo=request.echo,
     )

@@ -21,6 +21,7 @@ __all__ = [
     "Request",
     "Sampling",
     "Text",
+    "TokenLogprob",
     "ToolCall",
     "Usage",
     "canonical",
@@ -106,12 +107,13 @@ class Sampling:
     top_k: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    constrained: bool = False
+    json_schema: str | None = None
+    """Schema that the engine holds the whole reply to, as JSON text; such a reply is never trained on by default."""
 
     def to_json(self) -> dict[str, Any]:
         """Only what was set."""
         pairs = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in pairs.items() if not (value is None or value is False or value == ())}
+        return {name: value for name, value in pairs.items() if not (value is None or value == ())}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +127,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stream: bool = False
     include_usage: bool = False
+    logprobs: bool = False
+    """The client wants the log-probs of the visible text."""
     namespaces: Mapping[str, str] = field(default_factory=dict)
     """Tools that came in a group: their name here, `group.tool`, and the group (OpenAI Responses)."""
     echo: Mapping[str, Any] = field(default_factory=dict)
@@ -149,6 +153,14 @@ class Text:
 
 
 ReplyEvent = Reasoning | Text | ToolCall
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprob:
+    """A sampled token as a client sees it: its text, empty where a character of several tokens is not whole yet."""
+
+    text: str
+    logprob: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -235,6 +235,16 @@ class Proxy:
         known = [engine.info.vocab_size for engine in self.router.engines if engine.info.vocab_size]
         return min(known, default=self.template.vocab_size)
 
+    def reply_text(self, plan: PromptPlan, request: Request) -> ReplyText:
+        """A fresh reader of the reply to a request."""
+        # A schema holds the reply from its first token, so what the template opens before it stays empty.
+        opening = "" if request.sampling.json_schema is not None else self.template.decode(plan.opening_ids)
+        return ReplyText(
+            Detokenizer(_Decoder(self.template), self._hidden),
+            ReplyParser(self.parser, opening, request.tools),
+            request.sampling.stop,
+        )
+
     def _generation(
         self,
         execution: Execution,
@@ -277,18 +287,13 @@ class Proxy:
             policy_id=self.settings.policy,
             limits=self.settings.limits,
         )
-        text = ReplyText(
-            Detokenizer(_Decoder(self.template), self._hidden),
-            ReplyParser(self.parser, self.template.decode(plan.opening_ids), request.tools),
-            request.sampling.stop,
-        )
         return Generation(
             facts=facts,
             execution=execution,
             history=history,
             scope=execution.scope,
             sampler=sampler,
-            text=text,
+            text=self.reply_text(plan, request),
             recorder=self.recorder,
             log=self.events,
             grace_s=self.settings.grace_s,

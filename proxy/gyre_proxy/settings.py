@@ -39,6 +39,8 @@ class RunSampling:
         }
         if asked.stop:
             out["stop"] = list(asked.stop)
+        if asked.json_schema is not None:
+            out["json_schema"] = asked.json_schema
         return out
 
 

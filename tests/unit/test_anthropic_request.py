@@ -132,6 +132,28 @@ def test_unknown_blocks_and_fields_are_kept_raw() -> None:
     assert message.raw == {"blocks": [odd, {"type": "text", "citations": None}], "fields": {"stamp": 3}}
 
 
+def test_an_unknown_block_of_a_client_is_shown_as_its_json() -> None:
+    odd = {"type": "odd_block", "deep": {"a": [1]}}
+    seen = '{"type":"odd_block","deep":{"a":[1]}}'
+    late = {"role": "system", "content": [odd]}
+    sent = parse(user(text("a"), odd), late, assistant(use("x")), user(result("x", [odd, text("b")])), system=[odd])
+    assert [message.content for message in sent.messages] == [seen, f"a\n{seen}", seen, "", f"{seen}\nb"]
+    assert sent.messages[1].raw == {"blocks": [odd]}
+
+
+def test_empty_messages_are_empty_messages() -> None:
+    sent = parse(user(), assistant(), {"role": "user", "content": ""}, {"role": "user", "content": None})
+    assert [(m.role, m.content) for m in sent.messages] == [("user", ""), ("assistant", ""), ("user", ""), ("user", "")]
+
+
+def test_a_schema_holds_the_reply() -> None:
+    schema = {"type": "object", "properties": {"title": {"type": "string"}}}
+    wanted = {"type": "json_schema", "schema": schema}
+    for fields in ({"output_config": {"format": wanted, "effort": "low"}}, {"output_format": wanted}):
+        assert json.loads(parse(**fields).sampling.json_schema or "") == schema
+    assert parse(output_format=wanted, tools=[TOOL], tool_choice={"type": "none"}).sampling.json_schema
+
+
 def test_pieces_of_one_turn_join_and_turns_of_their_own_do_not() -> None:
     node = f"toolu_{NODE}_"
     split = parse(USER, assistant(use(node + "0", a=1)), assistant(text("t"), use(node + "1", a=2)), USER)
@@ -154,6 +176,8 @@ def test_deferred_tools_are_not_rendered_but_where_they_are_loaded() -> None:
     first, second = sent.messages[2].content.split("\n")
     assert json.loads(first)["function"]["name"] == "g"
     assert second == "gone"
+    outside = parse(user(text("Tool loaded."), *loaded), tools=[TOOL, deferred]).messages[0].content
+    assert outside == f"Tool loaded.\n{first}\ngone"
 
 
 def test_tools_of_choice_none_are_not_offered() -> None:
@@ -197,7 +221,14 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, "parallel"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\.0.*web_search"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config"),
+        ({"output_config": {"format": {"type": "xml"}}}, r"output_config\.format\.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, r"output_config\.format\.schema: .*NoneType"),
+        ({"output_format": {"type": "json_schema", "schema": {}}, "tools": [TOOL]}, "no tool could be called"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"input_ids": [1]}, "input_ids"),
+        ({"messages": [USER, assistant(use("x"), use("x")), USER]}, "ids of their own, got two with the id 'x'"),
+        ({"messages": [user({"type": "search_result", "content": []})]}, "search_result"),
+        ({"container": "c"}, "container"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "clear_tool_uses"),
         ({"mcp_servers": [{"url": "http://a.example"}]}, "mcp_servers"),
     ],

@@ -95,25 +95,70 @@ def test_sampling_is_what_the_client_asked_for() -> None:
     assert parse(max_completion_tokens=7, stop=["x", "y"]).sampling == Sampling(max_tokens=7, stop=("x", "y"))
 
 
+def test_a_schema_holds_the_reply() -> None:
+    told = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
+    assert json.loads(parse(response_format=told).sampling.json_schema or "") == SCHEMA
+    assert parse(response_format={"type": "json_object"}).sampling.json_schema == '{"type":"object"}'
+    assert parse(response_format={"type": "text"}, tools=[TOOL]).sampling.json_schema is None
+    assert parse(response_format=told, tools=[TOOL], tool_choice="none").sampling.json_schema is not None
+    ordered = {"properties": {"z": {}, "a": {}}, "type": "object"}
+    told = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ordered}}
+    assert parse(response_format=told).sampling.json_schema == json.dumps(ordered, separators=(",", ":"))
+
+
+def test_logprobs_are_asked_for() -> None:
+    assert parse(logprobs=True, top_logprobs=0).logprobs
+    assert not parse().logprobs
+
+
+def test_a_last_assistant_message_is_history_and_not_the_beginning_of_the_reply() -> None:
+    assert [message.role for message in parse(USER, {"role": "assistant", "content": "So"}).messages] == [
+        "user",
+        "assistant",
+    ]
+
+
+def test_an_unknown_part_is_shown_as_its_json() -> None:
+    odd = {"type": "odd", "a": [1], "cache_control": {"type": "ephemeral"}}
+    (message,) = parse({"role": "user", "content": [{"type": "text", "text": "see"}, odd]}).messages
+    assert (message.content, message.raw) == ('see\n{"type":"odd","a":[1]}', {"blocks": [{"type": "odd", "a": [1]}]})
+    turn = parse(USER, {"role": "assistant", "content": [odd]}, USER).messages[1]
+    assert (turn.content, turn.raw) == ("", message.raw)
+
+
+def test_a_result_without_an_id_is_a_result() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [called(None, "{}")]}
+    assert parse(USER, call, {"role": "tool", "content": "r"}).messages[2] == Message(role="tool", content="r")
+
+
 def test_settings_that_ask_for_nothing_are_accepted() -> None:
     parse(
         n=1, logprobs=False, top_logprobs=0, presence_penalty=0.0, logit_bias={}, response_format={"type": "text"},
         parallel_tool_calls=True, store=False, reasoning_effort="high", user="u", audio=None, modalities=["text"],
     )  # fmt: skip
-    parse(parallel_tool_calls=False)
+    parse(parallel_tool_calls=False, service_tier="auto", metadata={"a": "b"}, verbosity="low")
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"n": 2}, "n: "),
-        ({"logprobs": True}, "logprobs: "),
-        ({"top_logprobs": 3}, "top_logprobs: "),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs: "),
         ({"temperature": "hot"}, "temperature: "),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type: .*'grammar'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema.schema: .*NoneType"),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format: .*no tool could be called"),
+        ({"stop": ""}, "stop: "),
+        ({"stop": ["x", ""]}, "stop: "),
+        ({"input_ids": [1, 2, 3]}, "input_ids: "),
+        ({"messages": [USER, {"role": "assistant", "content": "So", "prefix": True}]}, r"messages\.1\.prefix"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [called("x", "{}"), called("x", "{}")]}, USER]},
+            "ids of their own, got two with the id 'x'",
+        ),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),

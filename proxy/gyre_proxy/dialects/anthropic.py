@@ -21,7 +21,11 @@ from gyre_proxy.dialects.inbound import (
     hint_of,
     join_lines,
     join_turns,
+    refuse_engine_fields,
     refuse_media,
+    schema_text,
+    shown_block,
+    stops_of,
     without_cache_marks,
 )
 from gyre_proxy.dialects.pieces import body_pieces
@@ -110,7 +114,7 @@ class _Body(_Loose):
     stream: bool | None = None
     context_management: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
-    output_format: Any = None
+    output_format: dict[str, Any] | None = None
     mcp_servers: Any = None
     container: Any = None
 
@@ -142,17 +146,19 @@ class Anthropic:
                 text, raw = _plain(message.content, path)
                 messages.append(Message(role="system", content=text, raw=_raw(raw, message)))
         check_results(messages)
+        offered = () if (sent.tool_choice or {}).get("type") == "none" else tools
         return Request(
             wire=self.name,
             model=sent.model,
             messages=join_turns(messages),
-            tools=() if (sent.tool_choice or {}).get("type") == "none" else tools,
+            tools=offered,
             sampling=Sampling(
                 max_tokens=sent.max_tokens,
                 temperature=sent.temperature,
                 top_p=sent.top_p,
                 top_k=sent.top_k,
-                stop=tuple(sent.stop_sequences or ()),
+                stop=stops_of(sent.stop_sequences, "stop_sequences"),
+                json_schema=_schema(sent, bool(offered)),
             ),
             stream=bool(sent.stream),
             body_pieces=body_pieces(body),
@@ -178,7 +184,19 @@ class Anthropic:
 ANTHROPIC = Anthropic()
 
 
+def _schema(sent: _Body, has_tools: bool) -> str | None:
+    """The schema of `output_config.format`, or of `output_format`, its older name."""
+    path = "output_config.format" if sent.output_format is None else "output_format"
+    wanted = (sent.output_config or {}).get("format") if sent.output_format is None else sent.output_format
+    if wanted is None:
+        return None
+    if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
+        raise BadRequest(f"{path}.type: must be 'json_schema', got {wanted!r:.80}: leave it out.", path)
+    return schema_text(wanted.get("schema"), f"{path}.schema", has_tools)
+
+
 def _refuse(sent: _Body) -> None:
+    refuse_engine_fields(sent.model_extra)
     choice = sent.tool_choice or {}
     kind = choice.get("type", "auto")
     if kind not in ("auto", "none"):
@@ -190,10 +208,6 @@ def _refuse(sent: _Body) -> None:
         raise BadRequest(
             "tool_choice.disable_parallel_tool_use: the policy cannot be kept from several calls a turn: leave it out.",
             "tool_choice",
-        )
-    if sent.output_format is not None or (sent.output_config or {}).get("format") is not None:
-        raise BadRequest(
-            "output_config.format: replies cannot be held to a schema here: leave it out.", "output_config"
         )
     for edit in (sent.context_management or {}).get("edits") or ():
         edit_type = str(edit.get("type", "")) if isinstance(edit, Mapping) else ""
@@ -245,7 +259,7 @@ def _system(blocks: Sequence[Any]) -> list[Message]:
 
 
 def _plain(blocks: Sequence[Any], path: str) -> tuple[str, list[dict[str, Any]]]:
-    """Text of a message that can only hold text, and what else was there."""
+    """Text of a message that can only hold text, unknown blocks as their JSON; and what was more than text."""
     texts: list[str] = []
     left: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
@@ -256,6 +270,7 @@ def _plain(blocks: Sequence[Any], path: str) -> tuple[str, list[dict[str, Any]]]
         else:
             refuse_media(block.type, f"{path}.{index}")
             left.append(block.model_dump(exclude_unset=True, exclude={"cache_control"}))
+            texts.append(shown_block(left[-1]))
     return join_lines(texts), left
 
 
@@ -265,7 +280,7 @@ def _user(message: _Message, path: str, definitions: Mapping[str, Any]) -> list[
     rest: list[Any] = []
     for index, block in enumerate(message.content):
         if not isinstance(block, _ToolResult):
-            rest.append(block)
+            rest.append(_expanded(block, definitions))
             continue
         expanded = [_expanded(inner, definitions) for inner in block.content]
         text, raw = _plain(expanded, f"{path}.{index}.content")

@@ -7,7 +7,7 @@ no state between calls; only a `StreamEncoder` has state, that of its own stream
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from gyre_data.errors import GyreError
 from gyre_proxy.json_text import load_tolerant
-from gyre_proxy.message import Reply, ReplyEvent, Request, Usage
+from gyre_proxy.message import Reply, ReplyEvent, Request, TokenLogprob, Usage
 
 __all__ = [
     "ERROR_KINDS",
@@ -70,6 +70,8 @@ class ReplyContext:
     created: int
     prompt_tokens: int
     include_usage: bool = False
+    logprobs: Callable[[], Sequence[TokenLogprob]] | None = None
+    """Log-probs of the visible text, once the reply is whole; None when the client asked for none."""
     namespaces: Mapping[str, str] = field(default_factory=dict)
     echo: Mapping[str, Any] = field(default_factory=dict)
 

@@ -19,10 +19,16 @@ __all__ = [
     "hint_of",
     "join_lines",
     "join_turns",
+    "refuse_engine_fields",
     "refuse_media",
+    "schema_text",
+    "shown_block",
+    "stops_of",
     "without_cache_marks",
 ]
 
+# What only an engine's own API takes: it would stand beside the messages, or in place of them.
+_ENGINE_FIELDS = ("input_ids", "input_embeds", "prompt", "prompt_token_ids", "rid")
 _IMAGES = {"image", "image_url", "input_image"}
 _FILES = {"document", "file", "input_file", "container_upload", "search_result"}
 _MEDIA = _IMAGES | _FILES | {"audio", "input_audio", "video", "video_url"}
@@ -61,6 +67,41 @@ def hint_of(echoed: Iterable[str | None]) -> str | None:
     return next((node for value in echoed if (node := node_of(value)) is not None), None)
 
 
+def stops_of(sent: str | Sequence[str] | None, path: str) -> tuple[str, ...]:
+    """Stop sequences. An empty one would end every reply before it begins."""
+    stops = (sent,) if isinstance(sent, str) else tuple(sent or ())
+    if "" in stops:
+        raise BadRequest(f"{path}: a stop sequence must hold a character, got an empty one: leave it out.", path)
+    return stops
+
+
+def schema_text(schema: Any, path: str, has_tools: bool) -> str:
+    """The JSON schema that a client wants the reply held to, as engines take it."""
+    if not isinstance(schema, Mapping):
+        raise BadRequest(f"{path}: must be a JSON schema, got {type(schema).__name__}: send an object.", path)
+    if has_tools:
+        raise BadRequest(
+            f"{path}: the schema holds the whole reply here, so that no tool could be called beside it: leave out the "
+            "schema or the tools, or send the tool choice 'none'.",
+            path,
+        )
+    return orjson.dumps(schema).decode()
+
+
+def refuse_engine_fields(extra: Mapping[str, Any] | None) -> None:
+    """Refuses what would replace the rendered prompt unheard."""
+    for name in _ENGINE_FIELDS:
+        if (extra or {}).get(name) is not None:
+            raise BadRequest(
+                f"{name}: must be absent, got a value: the prompt is made of the messages alone, leave it out.", name
+            )
+
+
+def shown_block(block: Mapping[str, Any]) -> str:
+    """An unknown block of a client's message as the model is given it: its JSON, so that nothing goes unheard."""
+    return orjson.dumps(without_cache_marks(block)).decode()
+
+
 def without_cache_marks(fields: Mapping[str, Any] | None) -> dict[str, Any]:
     """Fields that no model of ours knows; cache marks move with every request and say nothing about the message."""
     return {name: value for name, value in (fields or {}).items() if name != "cache_control"}
@@ -77,11 +118,18 @@ def refuse_media(kind: str, path: str) -> None:
 
 
 def check_results(messages: Sequence[Message], param: str = "messages") -> None:
-    """One result for each call of a turn: two with one id are refused before anything is planned or recorded."""
+    """One id for each call of a turn and one result for each: else refused, before anything is planned or recorded."""
     seen: set[str] = set()
     for message in messages:
         if message.role == "assistant":
             seen.clear()
+            ids = [call.id for call in message.tool_calls if call.id is not None]
+            if twice := next((one for one in ids if ids.count(one) > 1), None):
+                raise BadRequest(
+                    f"messages: the calls of a turn must have ids of their own, got two with the id {twice!r}: "
+                    "their results could not be told apart.",
+                    "messages",
+                )
         elif message.role == "tool" and message.tool_call_id is not None:
             if message.tool_call_id in seen:
                 raise BadRequest(

@@ -16,7 +16,11 @@ from gyre_proxy.dialects.inbound import (
     hint_of,
     join_lines,
     join_turns,
+    refuse_engine_fields,
     refuse_media,
+    schema_text,
+    shown_block,
+    stops_of,
     without_cache_marks,
 )
 from gyre_proxy.dialects.pieces import body_pieces
@@ -27,7 +31,6 @@ __all__ = ["OPENAI_CHAT", "OpenAIChat"]
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -119,6 +122,7 @@ class _Body(_Loose):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
 
 
 class OpenAIChat:
@@ -133,22 +137,24 @@ class OpenAIChat:
         _refuse(sent)
         messages = [_message(message, f"messages.{index}") for index, message in enumerate(sent.messages)]
         check_results(messages)
-        stop = (sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ())
+        tools = () if sent.tool_choice == "none" else _tools(sent.tools or ())
         return Request(
             wire=self.name,
             model=sent.model,
             messages=join_turns(messages),
-            tools=() if sent.tool_choice == "none" else _tools(sent.tools or ()),
+            tools=tools,
             sampling=Sampling(
                 max_tokens=sent.max_completion_tokens or sent.max_tokens,
                 temperature=sent.temperature,
                 top_p=sent.top_p,
                 top_k=sent.top_k,
                 seed=sent.seed,
-                stop=stop,
+                stop=stops_of(sent.stop, "stop"),
+                json_schema=_schema(sent.response_format or {}, bool(tools)),
             ),
             stream=bool(sent.stream),
             include_usage=bool(sent.stream_options and sent.stream_options.include_usage),
+            logprobs=bool(sent.logprobs),
             body_pieces=body_pieces(body),
         )
 
@@ -175,8 +181,27 @@ class OpenAIChat:
 OPENAI_CHAT = OpenAIChat()
 
 
+def _schema(wanted: Mapping[str, Any], has_tools: bool) -> str | None:
+    """The schema of a `response_format`; `json_object` is one that any object follows."""
+    match wanted.get("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return schema_text({"type": "object"}, "response_format", has_tools)
+        case "json_schema":
+            told = wanted.get("json_schema")
+            schema = told.get("schema") if isinstance(told, Mapping) else None
+            return schema_text(schema, "response_format.json_schema.schema", has_tools)
+        case other:
+            raise BadRequest(
+                f"response_format.type: must be 'text', 'json_object' or 'json_schema', got {other!r}: use one.",
+                "response_format",
+            )
+
+
 def _refuse(sent: _Body) -> None:
     extra = sent.model_extra or {}
+    refuse_engine_fields(extra)
     for field, neutral in _NEUTRAL.items():
         value = extra.get(field)
         if value is not None and value not in neutral:
@@ -184,12 +209,6 @@ def _refuse(sent: _Body) -> None:
             raise BadRequest(
                 f"{field}: must be {wanted}, got {value!r}: it is not supported here, leave it out.", field
             )
-    if sent.response_format is not None and sent.response_format.get("type", "text") != "text":
-        raise BadRequest(
-            f"response_format: only 'text' is supported, got {sent.response_format.get('type')!r}: replies cannot be "
-            "held to a schema here.",
-            "response_format",
-        )
     if sent.tool_choice not in (None, "auto", "none"):
         raise BadRequest(
             f"tool_choice: 'auto' and 'none' are supported, got {sent.tool_choice!r}: the policy cannot be forced to "
@@ -223,11 +242,15 @@ def _message(sent: _Message, path: str) -> Message:
         if text is None:
             refuse_media(part.type, f"{path}.content.{index}")
             left.append(part.model_dump(exclude_unset=True, exclude={"cache_control"}))
+            if sent.role != "assistant":
+                texts.append(shown_block(left[-1]))
             continue
         texts.append(text)
         if extra := without_cache_marks(part.model_extra):
             left.append({"type": part.type, **extra})
     fields = without_cache_marks(sent.model_extra)
+    if fields.get("prefix"):
+        raise BadRequest(f"{path}.prefix: a reply cannot begin with given words here: leave it out.", f"{path}.prefix")
     raw = {**({"blocks": left} if left else {}), **({"fields": fields} if fields else {})}
     calls = tuple(
         ToolCall(name=call.function.name, arguments=arguments_of(call.function.arguments), id=call.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import openai.types.chat as sdk
@@ -13,7 +13,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import Functio
 from openai.types.completion_usage import PromptTokensDetails
 
 from gyre_proxy.dialects.base import ReplyContext, line_safe, mint_call_id
-from gyre_proxy.message import Reply, ReplyEvent, Text, ToolCall, Usage
+from gyre_proxy.message import Reply, ReplyEvent, Text, TokenLogprob, ToolCall, Usage
 
 __all__ = ["STATUSES", "ChatStream", "batch", "error_body"]
 
@@ -69,7 +69,10 @@ def batch(call: ReplyContext, reply: Reply, usage: Usage) -> bytes:
         fields["reasoning_content"] = reply.reasoning
     message = sdk.ChatCompletionMessage(**fields)
     choice = chat_completion.Choice(
-        index=0, message=message, finish_reason=_finish_reason(reply.finish, len(calls)), logprobs=None
+        index=0,
+        message=message,
+        finish_reason=_finish_reason(reply.finish, len(calls)),
+        logprobs=None if call.logprobs is None else chat_completion.ChoiceLogprobs(**_logprobs(call.logprobs())),
     )
     completion = sdk.ChatCompletion(
         id=f"chatcmpl-{call.call_id}",
@@ -126,6 +129,12 @@ class ChatStream:
         out = b""
         if not self._has_text and not self._num_calls:
             out += self._chunk(chat_completion_chunk.ChoiceDelta(content=""))
+        if self._call.logprobs is not None:  # all of them at once: only now is it certain what is text
+            told = chat_completion_chunk.ChoiceLogprobs(**_logprobs(self._call.logprobs()))
+            choice = chat_completion_chunk.Choice(
+                index=0, delta=chat_completion_chunk.ChoiceDelta(), finish_reason=None, logprobs=told
+            )
+            out += self._sse([choice], None)
         out += self._chunk(chat_completion_chunk.ChoiceDelta(), reason)
         if self._call.include_usage:
             out += self._sse([], _usage(usage))
@@ -149,6 +158,16 @@ class ChatStream:
         if self._call.include_usage:
             chunk.usage = usage
         return b"data: " + line_safe(chunk.model_dump_json(exclude_unset=True).encode()) + b"\n\n"
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    content = [
+        sdk.ChatCompletionTokenLogprob(
+            token=token.text, logprob=token.logprob, bytes=list(token.text.encode()), top_logprobs=[]
+        )
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
 
 
 def _arguments(event: ToolCall) -> str:
