@@ -38,6 +38,7 @@ READ_ORDER = (
     "ledger",
     "scores",
     "executions",
+    "groups",
     "deliveries",
     "calls",
     "teacher_logprobs",

@@ -395,6 +395,18 @@ TABLES: dict[str, Table] = {
             ),
         ),
         Table(
+            name="groups",
+            key=None,
+            doc="Event rows: a group was created or changed. The latest row of a group counts.",
+            columns=(
+                _req("group_id", STRING, "executions of one task that are compared with one another"),
+                _req("at", TIME, "when"),
+                _opt("task_id", STRING, "task"),
+                _opt("size", INT32, "executions it is meant to have"),
+                _opt("attributes", STRING, "JSON of free labels"),
+            ),
+        ),
+        Table(
             name="environments",
             key="state_id",
             doc="States of the workspace, captured at the start, every n calls, and at the end.",
@@ -446,6 +458,7 @@ TABLES: dict[str, Table] = {
                 _req("call_id", STRING, "call that computed them"),
                 _req("num_layers", INT32, "layers"),
                 _req("top_k", INT32, "experts per token"),
+                _opt("start", INT64, "index in the node of the first token covered; null is 0", since=1),
                 _req(
                     "experts",
                     pa.large_list(pa.field("item", pa.int16(), nullable=False)),

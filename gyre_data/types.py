@@ -186,6 +186,17 @@ class Delivery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GroupEvent:
+    """Row of `groups`. Event rows: a group was created or changed. The latest row of a group counts."""
+
+    group_id: str
+    at: datetime
+    task_id: str | None = None
+    size: int | None = None
+    attributes: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExecutionEvent:
     """Row of `executions`. Event rows: an execution started, or ended with a reason. Later rows add to earlier ones."""
 
@@ -252,6 +263,7 @@ class RoutedExperts:
     call_id: str
     num_layers: int
     top_k: int
+    start: int | None = None
     experts: npt.NDArray[np.int16]
 
 
@@ -328,6 +340,7 @@ ROW_TYPES: dict[str, type] = {
     "calls": Call,
     "deliveries": Delivery,
     "executions": ExecutionEvent,
+    "groups": GroupEvent,
     "environments": EnvironmentState,
     "scores": Score,
     "blobs": Blob,

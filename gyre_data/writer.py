@@ -80,9 +80,15 @@ class RunWriter:
         self.path, self.writer = Path(path), writer
         if not create and not manifests.numbers(self.path):
             raise ConfigError(f"wanted a run folder, {path} holds no manifest; record one first")
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (self.path / manifests.FOLDER).mkdir(exist_ok=True, mode=0o700)
-        self._lock = FolderLock(self.path) if lock else None
+        self._made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (self.path / manifests.FOLDER).mkdir(exist_ok=True, mode=0o700)
+            self._lock = FolderLock(self.path) if lock else None
+        except OSError as error:
+            raise ConfigError(
+                f"wanted to record to {path}, got {error.strerror}; give a run folder that can be written"
+            ) from error
         self._queue_lock, self._commit_lock = threading.Lock(), threading.RLock()
         self._queue: list[_Entry] = []
         self._live: dict[str, _Live] = {}
@@ -333,6 +339,18 @@ class RunWriter:
                 with self._queue_lock:
                     self._closed = True
                 self._release()
+
+    def discard(self) -> None:
+        """Close, and remove a run that this writer made and nothing was recorded to: a failed start leaves nothing."""
+        self.close()
+        current = manifests.newest(self.path) or manifests.EMPTY
+        if not self._made or current.open or current.sealed:
+            return
+        folder = self.path / manifests.FOLDER
+        for path in (*folder.iterdir(), self.path / "run.json", self.path / "lock"):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+        self.path.rmdir()
 
     def _release(self) -> None:
         for segment in (*self._untaken, *(live.segment for live in self._live.values())):

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,11 +24,11 @@ from starlette.routing import Route
 
 from gyre_data.errors import ConfigError, GyreError
 from gyre_data.schema import TABLES, ScoreStatus
-from gyre_data.types import EnvironmentState, ExecutionEvent, Score
+from gyre_data.types import EnvironmentState, ExecutionEvent, GroupEvent, Score
 
 from .address import checked_name
 from .exchange import read_body
-from .executions import Execution, Group, end_reason, key_hash, new_execution_id, new_key
+from .executions import Execution, end_reason, key_hash, new_execution_id, new_key
 from .faults import API_STATUS, CallError, kind_of
 from .limits import Bounds
 from .service import Proxy
@@ -93,9 +94,17 @@ class Api:
         """{task, size, attributes, id?} -> {id}."""
         body = await _body(request)
         group_id = _text(body, "id") or f"g_{secrets.token_hex(6)}"
-        group = self.proxy.executions.groups.setdefault(group_id, Group(group_id=group_id))
-        group.task_id, group.size = _text(body, "task") or group.task_id, body.get("size", group.size)
-        group.attributes = body.get("attributes", group.attributes)
+        known, size = self.proxy.executions.groups.get(group_id), body.get("size")
+        if size is not None and (type(size) is not int or not 0 < size < 2**31):
+            raise ConfigError(f"wanted size, a number of executions, got {size!r:.80}")
+        base = known or GroupEvent(group_id=group_id, at=datetime.now(UTC))
+        attributes = json.dumps(body["attributes"], sort_keys=True) if "attributes" in body else base.attributes
+        group = replace(
+            base, task_id=_text(body, "task") or base.task_id, size=size or base.size, attributes=attributes
+        )
+        if known is None or _said(known) != _said(group):
+            await self.proxy.recorder.commit([replace(group, at=datetime.now(UTC))])
+            self.proxy.executions.groups[group_id] = group
         return _answer({"id": group_id})
 
     async def create_execution(self, request: Request) -> Response:
@@ -354,6 +363,10 @@ def _score(execution_id: str, body: dict[str, Any]) -> Score:
         detail=detail if isinstance(detail, str) or detail is None else json.dumps(detail, sort_keys=True),
         at=datetime.now(UTC),
     )
+
+
+def _said(group: GroupEvent) -> tuple[object, ...]:
+    return group.task_id, group.size, group.attributes
 
 
 def _verdict(score: Score) -> tuple[object, ...]:

@@ -1,7 +1,8 @@
 """What happened, in order, for those who follow: launcher, trainer, controller, live page.
 
 Events are hints, never the record: the record is in the run folder. Sequence numbers grow over restarts, because they
-start at the clock's milliseconds, so a follower keeps its place without the log being stored.
+start at the clock's milliseconds, so a follower keeps its place without the log being stored; if the clock was set back
+meanwhile, it is given all there is.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class EventLog:
     def read(self, start: int, limit: int = 1000) -> dict[str, Any]:
         """Events from `start` on, at most `limit`. `oldest` above `start` tells a follower that it missed some."""
         oldest = self._events[0]["seq"] if self._events else self._next
+        if start > self._next:  # a place in another life's log: the clock was set back since
+            start = oldest
         skip = max(0, start - oldest)
         events = list(islice(self._events, skip, skip + limit))
         return {"events": events, "next": events[-1]["seq"] + 1 if events else self._next, "oldest": oldest}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gyre_data.errors import ConfigError
 from gyre_data.schema import EndReason
-from gyre_data.types import EnvironmentState, ExecutionEvent, PolicyVersion, Score
+from gyre_data.types import EnvironmentState, ExecutionEvent, GroupEvent, PolicyVersion, Score
 
 from .recorder import Scope
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .generation import Generation
     from .history import History
 
-__all__ = ["Execution", "Executions", "Group", "end_reason", "key_hash", "new_execution_id", "new_key"]
+__all__ = ["Execution", "Executions", "end_reason", "key_hash", "new_execution_id", "new_key"]
 
 
 def key_hash(key: str) -> str:
@@ -103,23 +103,14 @@ class Execution:
         )
 
 
-@dataclass(kw_only=True, slots=True)
-class Group:
-    """Executions of one task that are compared with one another."""
-
-    group_id: str
-    task_id: str | None = None
-    size: int | None = None
-    attributes: Any = None
-
-
 class Executions:
     """Every execution and group of the run. Single-threaded: used from the event loop only."""
 
     def __init__(self) -> None:
         self._all: dict[str, Execution] = {}
         self._by_sample: dict[tuple[str, int], Execution] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, GroupEvent] = {}
+        """The latest row of each group that was created as one."""
 
     def __iter__(self) -> Iterator[Execution]:
         return iter(self._all.values())
@@ -135,10 +126,8 @@ class Executions:
     def add(self, execution: Execution) -> None:
         """Take in a new execution; its rows are the caller's to write."""
         self._all[execution.execution_id] = execution
-        if execution.group_id is not None:
-            self.groups.setdefault(execution.group_id, Group(group_id=execution.group_id, task_id=execution.task_id))
-            if execution.sample_index is not None:
-                self._by_sample[(execution.group_id, execution.sample_index)] = execution
+        if execution.group_id is not None and execution.sample_index is not None:
+            self._by_sample[(execution.group_id, execution.sample_index)] = execution
 
     def discard(self, execution: Execution) -> None:
         """Undo `add` when the execution's rows could not be written."""
@@ -160,6 +149,7 @@ class Executions:
         events: Iterable[ExecutionEvent],
         environments: Iterable[EnvironmentState],
         scores: Iterable[Score],
+        groups: Iterable[GroupEvent],
         num_calls: Mapping[str, int],
     ) -> None:
         """Read back what an earlier process wrote, in the order it was written."""
@@ -167,6 +157,7 @@ class Executions:
             execution = self._all.get(event.execution_id) or Execution(execution_id=event.execution_id, state="queued")
             _apply(execution, event)
             self.add(execution)
+        self.groups.update((group.group_id, group) for group in groups)
         for state in environments:
             if state.execution_id in self._all:
                 self._all[state.execution_id].environment = state

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from gyre_data.arrays import from_table
 from gyre_data.store import Run
-from gyre_data.types import Call, EnvironmentState, ExecutionEvent, Node, Score
+from gyre_data.types import Call, EnvironmentState, ExecutionEvent, GroupEvent, Node, Score
 
 from .executions import Executions
 from .history import History
@@ -22,8 +22,9 @@ def load_executions(executions: Executions, run: Run) -> None:
     events: list[ExecutionEvent] = from_table("executions", run.table("executions"))
     environments: list[EnvironmentState] = from_table("environments", run.table("environments"))
     scores: list[Score] = from_table("scores", run.table("scores"))
+    groups: list[GroupEvent] = from_table("groups", run.table("groups"))
     calls = Counter(run.table("calls").column("execution_id").to_pylist())
-    executions.load(events, environments, scores, calls)
+    executions.load(events, environments, scores, groups, calls)
 
 
 def restore_history(history: History, run: Run, execution_id: str) -> None:

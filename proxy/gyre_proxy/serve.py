@@ -51,10 +51,12 @@ async def running(
     metrics, events = Metrics(), EventLog()
     recorder = Recorder(writer, metrics.commit_s.observe)
     http = http_client()
+    started = False
     try:
         proxy = _build(settings, template, writer, recorder, open_run(settings.run), http, events, metrics)
         await _connect(proxy)
         proxy.router.start()
+        started = True
         try:
             yield proxy
         finally:
@@ -62,6 +64,8 @@ async def running(
     finally:
         await http.aclose()
         await asyncio.to_thread(recorder.close)
+        if not started:
+            writer.discard()
 
 
 def _build(
@@ -137,8 +141,19 @@ def serve(settings: ProxySettings, on_ready: Callable[[str, str], None] = lambda
 
 async def _serve(settings: ProxySettings, on_ready: Callable[[str, str], None]) -> None:
     writer = RunWriter(settings.run)
-    async with running(settings, writer=writer) as proxy:
+    try:
         listener = _listen(settings, open_run(settings.run).info)
+    except ConfigError:
+        writer.discard()
+        raise
+    with listener:
+        await _serve_on(listener, settings, writer, on_ready)
+
+
+async def _serve_on(
+    listener: socket.socket, settings: ProxySettings, writer: RunWriter, on_ready: Callable[[str], None]
+) -> None:
+    async with running(settings, writer=writer) as proxy:
         url = _url(settings, listener.getsockname()[1])
         writer.update_info(_info(proxy, url))
         server = uvicorn.Server(_config(proxy))

@@ -117,6 +117,7 @@ async def test_a_restart_knows_executions_keys_states_and_histories(tmp_path):
             serve_proxy(run, engine, key="master") as served,
             served.http(headers={"x-api-key": "master"}) as http,
         ):
+            await post(http, "/api/groups", {"id": "g", "task": "t", "size": 2, "attributes": {"suite": "s"}})
             made = await post(http, "/api/executions", {"task": "t", "group": "g", "sample_index": 0})
             waiting = await post(http, "/api/executions", {"task": "t", "group": "g", "sample_index": 1})
             (claimed,) = (await post(http, "/api/executions/claim", {"limit": 1}))["executions"]
@@ -143,7 +144,16 @@ async def test_a_restart_knows_executions_keys_states_and_histories(tmp_path):
                 await served.anthropic(made["id"], key).messages.create(**following)
             assert (await http.get("/api/events")).json()["events"][0]["seq"] >= seen
             assert (await post(http, "/api/executions", {"group": "g", "sample_index": 1}))["id"] == waiting["id"]
+            await post(http, "/api/groups", {"id": "g", "size": 2})  # says nothing new
+            await post(http, "/api/groups", {"id": "g", "size": 3})
+            late = await post(http, "/api/executions", {"group": "g", "sample_index": 2})
+            assert (await http.get(f"/api/executions/{late['id']}")).json()["task"] == "t"
             await post(http, f"/api/executions/{made['id']}/end", {"reason": "harness_timeout"})
+    groups = from_table("groups", open_run(run).table("groups"))
+    assert [(group.group_id, group.task_id, group.size, group.attributes) for group in groups] == [
+        ("g", "t", 2, '{"suite": "s"}'),
+        ("g", "t", 3, '{"suite": "s"}'),
+    ]
     calls = [call for call in check_run(run, engine) if call.execution_id == made["id"]]
     assert [call.extension for call in calls] == ["root", "bridge", "retry"]
     assert calls[1].continues_from == calls[0].call_id
@@ -164,6 +174,7 @@ async def test_a_restart_knows_executions_keys_states_and_histories(tmp_path):
         ("/api/engines", {"action": "drain", "url": "http://x"}, 400, "one of this proxy's engines"),
         ("/api/engines", {"action": "add", "url": "http://127.0.0.1:1"}, 503, "start one"),
         ("/api/groups", [], 400, "JSON object"),
+        ("/api/groups", {"size": "many"}, 400, "number of executions"),
     ],
 )
 async def test_what_the_api_refuses(tmp_path, path, body, status, mend):
@@ -247,6 +258,7 @@ async def test_nothing_is_answered_before_it_is_durable(tmp_path):
             await post(http, "/api/executions", {"id": "e", "task": "t"})
             writer.full = True
             await post(http, "/api/executions", {"id": "f", "task": "t"}, 500)
+            await post(http, "/api/groups", {"id": "g", "task": "t"}, 500)
             await post(http, "/api/executions/claim", {"limit": 1}, 500)
             await post(http, "/api/executions/e/end", {"reason": "finished"}, 500)
             await post(http, "/api/executions/e/scores", {"evaluator": "x", "value": 1.0}, 500)
@@ -254,6 +266,7 @@ async def test_nothing_is_answered_before_it_is_durable(tmp_path):
             writer.full = False
             listed = (await http.get("/api/executions")).json()["executions"]
             assert [(one["id"], one["state"], one["scored"]) for one in listed] == [("e", "queued", False)]
+            assert served.proxy.executions.groups == {}
             await post(http, "/api/executions/e/scores", {"evaluator": "x", "value": 1.0})
     assert open_run(run).table("scores").num_rows == 1
 

@@ -1,7 +1,7 @@
 """A proxy, its engines and random harnesses in one event loop, with everything that can go wrong between them.
 
 A restart is a kill: the run folder is copied as it lies on the disk at one instant, every connection of the old proxy
-is cut in the same instant, and another proxy opens the copy. What a harness had read to its end by then is acknowledged.
+is cut in the same instant, and another proxy opens the copy. What a harness had read to its end is acknowledged.
 """
 
 from __future__ import annotations
