@@ -151,7 +151,7 @@ async def _serve(settings: ProxySettings, on_ready: Callable[[str, str], None]) 
 
 
 async def _serve_on(
-    listener: socket.socket, settings: ProxySettings, writer: RunWriter, on_ready: Callable[[str], None]
+    listener: socket.socket, settings: ProxySettings, writer: RunWriter, on_ready: Callable[[str, str], None]
 ) -> None:
     async with running(settings, writer=writer) as proxy:
         url = _url(settings, listener.getsockname()[1])
