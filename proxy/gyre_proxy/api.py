@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.requests import Request
@@ -33,6 +33,9 @@ from .faults import API_STATUS, CallError, kind_of
 from .limits import Bounds
 from .service import Proxy
 
+if TYPE_CHECKING:
+    from .observe.service import Observer
+
 __all__ = ["Api"]
 
 log = logging.getLogger(__name__)
@@ -49,7 +52,7 @@ def _answer(value: Any, status: int = 200) -> Response:
 class Api:
     """Handlers, one per endpoint; `routes` lists them."""
 
-    def __init__(self, proxy: Proxy) -> None:
+    def __init__(self, proxy: Proxy | Observer) -> None:
         self.proxy = proxy
 
     def routes(self) -> list[Route]:

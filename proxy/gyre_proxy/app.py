@@ -20,7 +20,7 @@ from .faults import CallError
 from .service import Proxy
 from .settings import is_loopback
 
-__all__ = ["build_app"]
+__all__ = ["build_app", "foreign_to", "upgrades"]
 
 
 def build_app(proxy: Proxy) -> ASGIApp:
@@ -28,7 +28,7 @@ def build_app(proxy: Proxy) -> ASGIApp:
     api = Starlette(routes=Api(proxy).routes())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and proxy.settings.key is None and (foreign := _foreign(scope)):
+        if scope["type"] == "http" and proxy.settings.key is None and (foreign := foreign_to(scope)):
             text = f"wanted a request from this machine, got one for or from {foreign}; start the proxy with --key KEY"
             await Response(orjson.dumps({"error": {"message": text}}), 403)(scope, receive, send)
         elif scope["type"] == "http" and not scope["path"].startswith(("/api/", "/metrics")):
@@ -57,7 +57,7 @@ async def _serve(proxy: Proxy, scope: Scope, receive: Receive, send: Send) -> No
     if isinstance(address, Address) and method == "GET" and address.rest == "v1/models":
         await _models(proxy, address, scope)(scope, receive, send)
         return
-    if isinstance(address, Address) and method == "GET" and address.wire == "openai_responses" and _upgrades(scope):
+    if isinstance(address, Address) and method == "GET" and address.wire == "openai_responses" and upgrades(scope):
         # The answer at which Codex goes on over HTTP; frames are never read, so a warm-up is never sampled.
         text = f"wanted POST {path}, got a WebSocket upgrade; this proxy speaks HTTP only: turn supports_websockets off"
         await Response(orjson.dumps({"error": {"message": text}}), 426, media_type="application/json")(
@@ -76,11 +76,12 @@ async def _serve(proxy: Proxy, scope: Scope, receive: Receive, send: Send) -> No
     await serve_call(proxy, address, scope, receive, send, wire)
 
 
-def _upgrades(scope: Scope) -> bool:
+def upgrades(scope: Scope) -> bool:
+    """Whether the client asks for a WebSocket."""
     return any(name == b"upgrade" and value.lower() == b"websocket" for name, value in scope["headers"])
 
 
-def _foreign(scope: Scope) -> str | None:
+def foreign_to(scope: Scope) -> str | None:
     """The name that shows a web page of elsewhere behind a request: without a key, a browser must not get in."""
     headers = dict(scope["headers"])
     for name in (b"host", b"origin"):

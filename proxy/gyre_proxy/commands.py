@@ -5,17 +5,31 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from .observe.settings import ObserveSettings
 
 __all__ = ["proxy"]
 
 
 def proxy(
     run: Annotated[Path, typer.Option("--run", help="Run folder to record to; an old one is continued.")],
-    engine: Annotated[list[str], typer.Option(help="URL of an engine; may be repeated.")],
-    tokenizer: Annotated[Path, typer.Option(help="Folder of the served checkpoint, or its tokenizer files.")],
+    engine: Annotated[list[str] | None, typer.Option(help="URL of an engine; may be repeated.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the served checkpoint, or its tokenizer files; with --observe it only counts."),
+    ] = None,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Pass everything on to hosted APIs, unchanged, and record it.")
+    ] = False,
+    upstream_anthropic: Annotated[str | None, typer.Option(help="With --observe: where Anthropic calls go.")] = None,
+    upstream_openai: Annotated[str | None, typer.Option(help="With --observe: where OpenAI calls go.")] = None,
+    upstream_chatgpt: Annotated[
+        str | None, typer.Option(help="With --observe: where Codex goes with a ChatGPT login.")
+    ] = None,
     template: Annotated[Path | None, typer.Option(help="Chat template instead of the tokenizer's own.")] = None,
     parser: Annotated[str, typer.Option(help="Reply format of the model; auto: as the template writes it.")] = "auto",
     thinking: Annotated[str, typer.Option(help="keep | fork, for templates that strip earlier thinking.")] = "keep",
@@ -31,14 +45,26 @@ def proxy(
     temperature: Annotated[float, typer.Option(help="Temperature of every call, whatever the client asks.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(help="Output limit of every call (default: the client's).")] = None,
 ) -> None:
-    """Serve the recording proxy in front of inference engines.
+    """Serve the recording proxy, in front of inference engines or (--observe) of hosted APIs.
 
     Point a client at http://HOST:PORT/x/NAME (OpenAI clients: .../x/NAME/v1); NAME is the execution that it records to.
     """
+    from gyre_data.errors import ConfigError
+
     from .serve import serve
     from .settings import ProxySettings, RunSampling
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    listening: dict[str, Any] = {"host": host, "port": port, "key": key, "tls_cert": tls_cert, "tls_key": tls_key}
+    if observe:
+        upstreams = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
+        serve(_observe(run, tokenizer, upstreams, listening), lambda url, how: _ready(url, run, how))
+        return
+    if not engine or tokenizer is None:
+        raise ConfigError(
+            "wanted --engine URL and --tokenizer DIR for a proxy in front of engines, got "
+            f"{'no --tokenizer' if engine else 'no --engine'}; or record hosted APIs with --observe"
+        )
     settings = ProxySettings(
         run=run,
         engines=tuple(engine),
@@ -47,17 +73,22 @@ def proxy(
         parser=parser,
         thinking=thinking,
         context_window=context_window,
-        host=host,
-        port=port,
-        key=key,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
         policy=policy,
         sampling=RunSampling(temperature=temperature, max_tokens=max_tokens),
+        **listening,
     )
-    serve(settings, lambda url, replies: _ready(url, run, replies))
+    serve(settings, lambda url, how: _ready(url, run, how))
 
 
-def _ready(url: str, run: Path, replies: str) -> None:
-    sys.stderr.write(f"recording to {run}   policy mode   {replies} replies   base URL {url}/x/NAME   ^C to stop\n")
+def _observe(
+    run: Path, tokenizer: Path | None, upstreams: dict[str, str | None], listening: dict[str, Any]
+) -> ObserveSettings:
+    from .observe.settings import ObserveSettings, Upstreams
+
+    chosen = Upstreams(**{name: url for name, url in upstreams.items() if url is not None})
+    return ObserveSettings(run=run, upstreams=chosen, tokenizer=tokenizer, **listening)
+
+
+def _ready(url: str, run: Path, how: str) -> None:
+    sys.stderr.write(f"recording to {run}   {how}   base URL {url}/x/NAME   ^C to stop\n")
     sys.stderr.flush()

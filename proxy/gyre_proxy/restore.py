@@ -8,13 +8,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gyre_data.arrays import from_table
+from gyre_data.errors import ConfigError
 from gyre_data.store import Run
 from gyre_data.types import Call, EnvironmentState, ExecutionEvent, GroupEvent, Node, Score
 
 from .executions import Executions
 from .history import History
 
-__all__ = ["load_executions", "restore_history"]
+__all__ = ["load_executions", "restore_history", "same_recording"]
+
+
+def same_recording(run: Run, mode: str, fingerprint: str) -> None:
+    """Refuse to go on with a run that was recorded in another mode, or with another tokenizer or template."""
+    if (before := run.info.get("mode", mode)) != mode:
+        raise ConfigError(f"{run.path} was recorded in {before} mode, this proxy is in {mode} mode; give another --run")
+    recorded = run.info.get("fingerprint")
+    if recorded not in (None, fingerprint):
+        raise ConfigError(
+            f"{run.path} was recorded with tokenizer and template {recorded}, these are {fingerprint}; "
+            "go on with the same ones, or record to another --run"
+        )
 
 
 def load_executions(executions: Executions, run: Run) -> None:

@@ -9,12 +9,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from gyre_data.errors import ConfigError, EngineError
 from gyre_data.store import Run, RunWriter
@@ -25,7 +26,11 @@ from .engine import EngineClient, http_client
 from .events import EventLog
 from .limits import BoundedProtocol
 from .metrics import Metrics
+from .observe.app import build_observe_app
+from .observe.service import Observer, observing
+from .observe.settings import ObserveSettings
 from .recorder import Recorder
+from .restore import same_recording
 from .router import Engine, Router
 from .service import Proxy
 from .settings import ProxySettings
@@ -90,7 +95,7 @@ def _build(
         created_at = run.info.get("created_at")
         now = datetime.fromisoformat(created_at) if created_at else None
         template = ChatTemplate.load(settings.tokenizer, settings.template, now=now)
-    _same_fingerprint(run, template.fingerprint)
+    same_recording(run, settings.mode, template.fingerprint)
     router = Router(
         lambda url: EngineClient(url, http),
         settings.policy,
@@ -101,15 +106,6 @@ def _build(
     return Proxy(
         settings=settings, template=template, router=router, recorder=recorder, run=run, events=events, metrics=metrics
     )
-
-
-def _same_fingerprint(run: Run, fingerprint: str) -> None:
-    recorded = run.info.get("fingerprint")
-    if recorded not in (None, fingerprint):
-        raise ConfigError(
-            f"{run.path} was recorded with tokenizer and template {recorded}, these are {fingerprint}; "
-            "go on with the same ones, or record to another --run"
-        )
 
 
 async def _connect(proxy: Proxy) -> None:
@@ -126,10 +122,12 @@ async def _connect(proxy: Proxy) -> None:
                 await asyncio.sleep(0.3)
 
 
-def serve(settings: ProxySettings, on_ready: Callable[[str, str], None] = lambda url, replies: None) -> None:
+def serve(
+    settings: ProxySettings | ObserveSettings, on_ready: Callable[[str, str], None] = lambda url, how: None
+) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is in flight, seal the run, and return.
 
-    `on_ready` is told the address and the format in which replies are read.
+    `on_ready` is told the address, and how it records in words.
     """
     with suppress(ImportError):  # uvloop has no build for some systems
         import uvloop
@@ -139,7 +137,7 @@ def serve(settings: ProxySettings, on_ready: Callable[[str, str], None] = lambda
     asyncio.run(_serve(settings, on_ready))
 
 
-async def _serve(settings: ProxySettings, on_ready: Callable[[str, str], None]) -> None:
+async def _serve(settings: ProxySettings | ObserveSettings, on_ready: Callable[[str, str], None]) -> None:
     writer = RunWriter(settings.run)
     try:
         listener = _listen(settings, open_run(settings.run).info)
@@ -151,17 +149,21 @@ async def _serve(settings: ProxySettings, on_ready: Callable[[str, str], None]) 
 
 
 async def _serve_on(
-    listener: socket.socket, settings: ProxySettings, writer: RunWriter, on_ready: Callable[[str, str], None]
+    listener: socket.socket,
+    settings: ProxySettings | ObserveSettings,
+    writer: RunWriter,
+    on_ready: Callable[[str, str], None],
 ) -> None:
-    async with running(settings, writer=writer) as proxy:
+    async with _opened(settings, writer) as proxy:
         url = _url(settings, listener.getsockname()[1])
         writer.update_info(_info(proxy, url))
-        server = uvicorn.Server(_config(proxy))
+        app = build_observe_app(proxy) if isinstance(proxy, Observer) else build_app(proxy)
+        server = uvicorn.Server(_config(settings, app))
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         task = asyncio.create_task(_run_server(server, listener))
-        on_ready(url, proxy.parser)
+        on_ready(url, "observe mode" if isinstance(proxy, Observer) else f"policy mode   {proxy.parser} replies")
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
         await proxy.drain(settings.drain_s)
@@ -170,19 +172,27 @@ async def _serve_on(
         stopped.cancel()
 
 
+def _opened(
+    settings: ProxySettings | ObserveSettings, writer: RunWriter
+) -> AbstractAsyncContextManager[Proxy | Observer]:
+    if isinstance(settings, ObserveSettings):
+        return observing(settings, writer)
+    return running(settings, writer=writer)
+
+
 async def _run_server(server: uvicorn.Server, listener: socket.socket) -> None:
     # uvicorn would install signal handlers of its own and re-raise the signal at the end.
     await server._serve([listener])
 
 
-def _config(proxy: Proxy) -> uvicorn.Config:
+def _config(settings: ProxySettings | ObserveSettings, app: ASGIApp) -> uvicorn.Config:
     # A reply that is broken on purpose looks like a fault of the application to the server.
     logging.getLogger("uvicorn.error").addFilter(_not_broken_reply)
     return uvicorn.Config(
-        build_app(proxy),
-        http=BoundedProtocol.of(proxy.settings.bounds),
-        ssl_certfile=proxy.settings.tls_cert,
-        ssl_keyfile=proxy.settings.tls_key,
+        app,
+        http=BoundedProtocol.of(settings.bounds),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
         ws="none",
         log_config=None,
         access_log=False,
@@ -191,6 +201,7 @@ def _config(proxy: Proxy) -> uvicorn.Config:
         timeout_graceful_shutdown=5,
         backlog=4096,
         server_header=False,
+        date_header=settings.mode == "policy",  # a hosted API's own passes
     )
 
 
@@ -198,7 +209,7 @@ def _not_broken_reply(record: logging.LogRecord) -> bool:
     return record.getMessage() != "ASGI callable returned without completing response."
 
 
-def _listen(settings: ProxySettings, info: dict[str, Any]) -> socket.socket:
+def _listen(settings: ProxySettings | ObserveSettings, info: dict[str, Any]) -> socket.socket:
     """The port asked for; else that of run.json, so that harnesses survive a restart; else the usual or a free one."""
     known = _known_port(info)
     if settings.port is not None or known is not None:
@@ -241,18 +252,21 @@ def _known_port(info: dict[str, Any]) -> int | None:
         return None
 
 
-def _url(settings: ProxySettings, port: int) -> str:
+def _url(settings: ProxySettings | ObserveSettings, port: int) -> str:
     host, scheme = settings.host, "https" if settings.tls_cert else "http"
     name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return f"{scheme}://{name}:{port}"
 
 
-def _info(proxy: Proxy, url: str) -> dict[str, Any]:
+def _info(proxy: Proxy | Observer, url: str) -> dict[str, Any]:
+    endpoints = {"proxy": url, "engines": [engine.url for engine in proxy.router.engines]}
+    known = {"endpoints": endpoints, "pid": os.getpid(), "mode": proxy.settings.mode}
+    return {**known, **(proxy.info() if isinstance(proxy, Observer) else _policy_info(proxy))}
+
+
+def _policy_info(proxy: Proxy) -> dict[str, Any]:
     settings = proxy.settings
     return {
-        "endpoints": {"proxy": url, "engines": [engine.url for engine in proxy.router.engines]},
-        "pid": os.getpid(),
-        "mode": "policy",
         "policy": str(proxy.version) if proxy.version else None,
         "tokenizer": str(settings.tokenizer.resolve()),
         "template": str(settings.template.resolve()) if settings.template else None,

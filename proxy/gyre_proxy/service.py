@@ -33,7 +33,6 @@ from .executions import Execution, Executions
 from .faults import CallError
 from .generation import Generation
 from .history import History
-from .locality import Locality
 from .message import Request
 from .metrics import Metrics
 from .parse import Detokenizer, ReplyParser, hidden_ids
@@ -76,7 +75,6 @@ class Proxy:
         self.started_at = time.time()
         self.draining = False
         self._run = run
-        self.locality = Locality(template)
         self.parser = choose_family(settings.parser, template)
         self._hidden = hidden_ids(template.control_tokens, self.parser)
         self._going: set[Generation] = set()
@@ -152,12 +150,7 @@ class Proxy:
     async def history(self, execution: Execution) -> History:
         """The execution's history, read back from the run when it is not in memory. Call it under its lock."""
         if execution.history is None:
-            history = History(
-                self.template,
-                execution_id=execution.execution_id,
-                thinking=self.settings.thinking,
-                locality=self.locality,
-            )
+            history = History(self.template, execution_id=execution.execution_id, thinking=self.settings.thinking)
             if execution.num_calls:
                 async with self._reading:
                     await asyncio.to_thread(restore_history, history, self._run, execution.execution_id)
@@ -365,7 +358,6 @@ class Proxy:
             "context_window": self.context_window,
             "thinking": self.settings.thinking,
             "fingerprint": self.template.fingerprint,
-            "template_local": self.locality.proved,
             "draining": self.draining,
             "in_flight": len(self._going),
             "engines": [engine.describe() for engine in self.router.engines],

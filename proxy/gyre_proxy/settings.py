@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from gyre_data.errors import ConfigError
 
@@ -11,7 +12,7 @@ from .limits import Bounds
 from .message import Sampling
 from .sampler import SamplerLimits
 
-__all__ = ["ProxySettings", "RunSampling", "is_loopback"]
+__all__ = ["ProxySettings", "RunSampling", "check_listening", "is_loopback"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +47,9 @@ class RunSampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProxySettings:
-    """What a proxy was started with."""
+    """What a proxy in front of our own engines was started with."""
 
+    mode: ClassVar[str] = "policy"
     run: Path
     engines: tuple[str, ...]
     tokenizer: Path
@@ -83,20 +85,25 @@ class ProxySettings:
     """How long calls in flight may take to finish when the proxy stops."""
 
     def __post_init__(self) -> None:
-        if not self.key and not is_loopback(self.host):
-            raise ConfigError(
-                f"wanted a key for a proxy that listens on {self.host}, got none: anyone who reaches it could sample "
-                "and read; add --key KEY, or listen on 127.0.0.1"
-            )
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ConfigError("wanted --tls-cert and --tls-key together, got one of them; give both PEM files")
-        for file in (self.tls_cert, self.tls_key):
-            if file is not None and not file.is_file():
-                raise ConfigError(f"wanted a PEM file for TLS, got {file}, which is not a file; check the path")
+        check_listening(self.host, self.key, self.tls_cert, self.tls_key)
         if self.thinking not in ("keep", "fork"):
             raise ConfigError(f"wanted --thinking keep or fork, got {self.thinking!r}")
         if not self.engines:
             raise ConfigError("wanted at least one --engine URL, got none; start one with `gyre engine`")
+
+
+def check_listening(host: str, key: str | None, tls_cert: Path | None, tls_key: Path | None) -> None:
+    """Refuse an address that anyone could use, and half a TLS setting."""
+    if not key and not is_loopback(host):
+        raise ConfigError(
+            f"wanted a key for a proxy that listens on {host}, got none: anyone who reaches it could sample "
+            "and read; add --key KEY, or listen on 127.0.0.1"
+        )
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("wanted --tls-cert and --tls-key together, got one of them; give both PEM files")
+    for file in (tls_cert, tls_key):
+        if file is not None and not file.is_file():
+            raise ConfigError(f"wanted a PEM file for TLS, got {file}, which is not a file; check the path")
 
 
 def is_loopback(host: str) -> bool:

@@ -164,14 +164,16 @@ async def _json(send: Any, value: Any, status: int = 200) -> None:
 
 
 @asynccontextmanager
-async def serve_app(app: Any, listener: socket.socket | None = None, http: Any = "httptools") -> AsyncIterator[str]:
+async def serve_app(
+    app: Any, listener: socket.socket | None = None, http: Any = "httptools", **config_options: Any
+) -> AsyncIterator[str]:
     """Serve an ASGI application on loopback; gives its URL."""
     if listener is None:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, http=http
+        app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, http=http, **config_options
     )
     server = uvicorn.Server(config)
     port = listener.getsockname()[1]
