@@ -24,6 +24,7 @@ from gyre_data.types import Call, Floats, Ints, Node, VersionSpan
 from .branching import Kinship, describe
 from .extend import CannotExtend, Item, after_turn, whole
 from .forest import Draft, Entry, Forest, Piece
+from .late_system import SystemForm, placed, system_form
 from .lineage import Lineage
 from .matching import Turn, Walk, chain_start, chain_turn, chained, hydrated, match
 from .message import Message, Reply, Request, canonical, digest
@@ -50,12 +51,20 @@ class History:
     """All state of one execution. `thinking` keep: sampled reasoning stays in the context whatever the template says;
     fork: the template is followed, and a turn whose reasoning it strips is left behind."""
 
-    def __init__(self, template: Template, *, execution_id: str, thinking: str = "keep") -> None:
+    def __init__(
+        self,
+        template: Template,
+        *,
+        execution_id: str,
+        thinking: str = "keep",
+        late_system: SystemForm | None = None,
+    ) -> None:
         if thinking not in ("keep", "fork"):
             raise ConfigError(f"--thinking: wanted keep or fork, got {thinking!r}")
         self._template = template
         self._execution_id = execution_id
         self._thinking = thinking
+        self._late_system = late_system or system_form(template)
         self._forest = Forest()
         self._lineage = Lineage()
         self._turns: dict[str, list[Turn]] = {}
@@ -69,6 +78,7 @@ class History:
         """Prompt and place of `request`. Raises RenderError when the template refuses the conversation."""
         if not request.messages:
             raise RenderError("wanted a conversation, got no messages; send at least one")
+        request = replace(request, messages=placed(request.messages, self._late_system))
         tools_digest = digest(list(request.tools)) if request.tools else None
         start = chain_start(self._template.fingerprint, tools_digest)
         walk = match(request.messages, start, self._turns, self._known, label.client)

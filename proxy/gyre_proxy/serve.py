@@ -273,5 +273,6 @@ def _policy_info(proxy: Proxy) -> dict[str, Any]:
         "fingerprint": proxy.template.fingerprint,
         "parser": proxy.parser,
         "thinking": settings.thinking,
+        "late_system": str(proxy.late_system),
         "context_window": proxy.context_window,
     }

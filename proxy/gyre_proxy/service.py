@@ -33,6 +33,7 @@ from .executions import Execution, Executions
 from .faults import CallError
 from .generation import Generation
 from .history import History
+from .late_system import system_form
 from .message import Request
 from .metrics import Metrics
 from .parse import Detokenizer, ReplyParser, hidden_ids
@@ -76,6 +77,7 @@ class Proxy:
         self.draining = False
         self._run = run
         self.parser = choose_family(settings.parser, template)
+        self.late_system = system_form(template)
         self._hidden = hidden_ids(template.control_tokens, self.parser)
         self._going: set[Generation] = set()
         self._reading = asyncio.Lock()
@@ -150,7 +152,12 @@ class Proxy:
     async def history(self, execution: Execution) -> History:
         """The execution's history, read back from the run when it is not in memory. Call it under its lock."""
         if execution.history is None:
-            history = History(self.template, execution_id=execution.execution_id, thinking=self.settings.thinking)
+            history = History(
+                self.template,
+                execution_id=execution.execution_id,
+                thinking=self.settings.thinking,
+                late_system=self.late_system,
+            )
             if execution.num_calls:
                 async with self._reading:
                     await asyncio.to_thread(restore_history, history, self._run, execution.execution_id)
@@ -357,6 +364,7 @@ class Proxy:
             "policy": str(self.version) if self.version else None,
             "context_window": self.context_window,
             "thinking": self.settings.thinking,
+            "late_system": str(self.late_system),
             "fingerprint": self.template.fingerprint,
             "draining": self.draining,
             "in_flight": len(self._going),

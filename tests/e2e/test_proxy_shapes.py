@@ -10,6 +10,8 @@ import pytest
 from gyre_data.eligible import Reason, eligibility
 from gyre_data.store import open as open_run
 from gyre_data.tree import Tree
+from gyre_proxy.late_system import system_form
+from tests.support.late_templates import ByTurns, Refusing
 from tests.support.proxy_server import check_run, nodes_of, path_ids, serve_proxy
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.toy_template import ToyTemplate
@@ -242,3 +244,17 @@ async def test_what_cannot_be_honoured_is_refused_by_the_field(tmp_path, one_mor
             await served.openai().chat.completions.create(**REQUEST, **one_more)
     assert caught.value.param == next(iter(one_more))
     assert engine.requests == []
+
+
+@pytest.mark.parametrize("template", [ToyTemplate, Refusing, ByTurns])
+async def test_p04_a_system_message_after_the_user(tmp_path, template):
+    given, run = case("P04"), tmp_path / "run"
+    engine = ScriptedEngine(given["input"]["engine_script"])
+    body = json.dumps(given["input"]["request"], indent=1).encode()
+    async with engine.serving(), serve_proxy(run, engine, template=template()) as served, served.http() as http:
+        assert (await http.post("/x/e1/v1/messages", content=body)).status_code == given["expected"]["status"]
+        assert (await http.get("/api/status")).json()["late_system"] == system_form(template())
+    (call,) = check_run(run, engine)
+    prompt = template().decode(path_ids(nodes_of(run), call.prompt_node))
+    assert prompt.count(given["input"]["request"]["messages"][1]["content"]) == 1
+    assert b"".join(open_run(run).blob(blob) for blob in call.request_blobs) == body

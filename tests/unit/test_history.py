@@ -197,11 +197,11 @@ def test_identity_ignores_streaming_and_nothing_else() -> None:
 
 
 class Hoisting(ToyTemplate):
-    """Moves late system messages to the front."""
+    """Moves results of tools to the front."""
 
     def render(self, messages, tools, add_generation_prompt):
-        late = [m for m in messages if m.role == "system"]
-        return super().render([*late, *(m for m in messages if m.role != "system")], tools, add_generation_prompt)
+        late = [m for m in messages if m.role == "tool"]
+        return super().render([*late, *(m for m in messages if m.role != "tool")], tools, add_generation_prompt)
 
 
 class Unclosed(ToyTemplate):
@@ -239,7 +239,7 @@ class Strict(ToyTemplate):
 @pytest.mark.parametrize(
     ("template", "new", "check"),
     [
-        (Hoisting(), [user("v"), system("late")], "V5"),
+        (Hoisting(), [user("v"), result("late")], "V5"),
         (Unclosed(), [user("v")], "V4"),
         (Repeating(), [user("v")], "V3"),
         (Dropping(), [result("r"), user("v")], "V5"),

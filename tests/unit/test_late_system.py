@@ -1,0 +1,61 @@
+"""System messages after the beginning: what a template takes is found out once, and a history still only grows."""
+
+import numpy as np
+import pytest
+
+from gyre_data.schema import Extension
+from gyre_proxy.late_system import SystemForm, placed, system_form
+from gyre_proxy.message import Message
+from tests.support.driver import Driver, assistant, result, said, system, user
+from tests.support.late_templates import ByTurns, Hoisting, Refusing
+from tests.support.qwen3 import qwen3_template
+from tests.support.toy_template import ToyTemplate
+
+FORMS = {
+    ToyTemplate: SystemForm.IN_PLACE,
+    Refusing: SystemForm.USER_TURN,
+    Hoisting: SystemForm.USER_TURN,
+    ByTurns: SystemForm.JOINED,
+}
+SEEN = "<system-reminder>\nlate\n</system-reminder>"
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_the_form_a_template_takes_is_found_out(kind) -> None:
+    assert system_form(kind()) is FORMS[kind]
+
+
+def test_qwen3_takes_them_as_they_stand() -> None:
+    assert system_form(qwen3_template()) is SystemForm.IN_PLACE
+
+
+def test_a_late_message_is_user_text_that_says_where_it_comes_from() -> None:
+    chat = (system("a"), system("b"), user("q"), system("late"), assistant("x"), result("r"), system("late"), user("w"))
+    assert placed(chat, SystemForm.IN_PLACE) == chat
+    sent = placed(chat, SystemForm.USER_TURN)
+    assert [m.role for m in sent] == ["system", "user", "user", "assistant", "tool", "user", "user"]
+    assert (sent[0].content, sent[2].content, sent[2].raw) == ("a\nb", SEEN, {"sent_as": "system"})
+    joined = placed(chat, SystemForm.JOINED)
+    assert [m.content for m in joined] == ["a\nb", f"q\n{SEEN}", "x", "r", f"{SEEN}\nw"]
+    assert [m.role for m in joined] == ["system", "user", "assistant", "tool", "user"]
+
+
+def test_what_is_not_text_stays_in_a_joined_message() -> None:
+    odd = Message(role="user", content="q", raw={"blocks": [{"type": "odd"}]})
+    (joined,) = placed([odd, system("late")], SystemForm.JOINED)
+    assert joined.raw == {"blocks": [odd.raw, {"sent_as": "system"}]}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_reminders_never_change_what_was_rendered(kind) -> None:
+    driver = Driver(kind())
+    chat = [system("s"), user("Start."), system("late 900")]
+    for turn in range(4):
+        driver.call(chat, [97 + turn, 257], said(chr(97 + turn)))
+        chat = [*chat, assistant(chr(97 + turn)), user("Next."), system(f"late {turn}")]
+    for before, after in zip(driver.calls, driver.plans[1:], strict=False):
+        whole = driver.path_ids(before.output_node)
+        assert np.array_equal(after.prompt_ids[: len(whole)], whole)
+        assert (after.extension, after.fork_check) == (Extension.BRIDGE, None)
+    assert driver.template.decode(driver.plans[-1].prompt_ids).count("late 1") == 1
+    driver.check()
