@@ -6,7 +6,7 @@ reason and says where it first differs from the newest call of its conversation 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from gyre_data.schema import AgentRole, BranchReason, Extension
 from gyre_data.types import Ints
 
 from .extend import CannotExtend, StripsThinking
-from .forest import Entry
+from .forest import Entry, Path
 from .lineage import CallState, Lineage, Spawn, labelled_conversation, new_conversation
 from .matching import Turn, Walk
 from .message import Message
@@ -46,6 +46,8 @@ class Kinship:
     check: CannotExtend | None
     quiet: bool
     """No call is under way."""
+    path_of: Callable[[Entry], Path]
+    """The path to a node."""
 
     @property
     def turn(self) -> Turn | None:
@@ -190,12 +192,12 @@ def _echo_difference(kin: Kinship, lineage: Lineage) -> str | None:
 
 def _difference(kin: Kinship, newest: CallState) -> tuple[int, int, int]:
     """First message and first token that differ from the newest call's path, and how many of its tokens are lost."""
-    old = newest.end.path()
+    newest_path = kin.path_of(newest.end)
+    old, ids = newest_path.nodes, newest_path.token_ids
     shared = 0
     while shared < min(len(old), len(kin.path)) and old[shared] is kin.path[shared]:
         shared += 1
     kept = old[:shared]
-    ids = newest.end.path_ids()
     width = min(len(ids), len(kin.prompt_ids))
     differs = np.flatnonzero(ids[:width] != kin.prompt_ids[:width])
     token = int(differs[0]) if len(differs) else width

@@ -11,7 +11,7 @@ from typing import Any
 from gyre_data.schema import CallStatus, DeliveryState
 from gyre_data.types import Call, Delivery
 
-from .message import Reply, Request, canonical
+from .message import Reply, Request
 from .plan import PromptPlan
 from .recorder import blob_id
 from .sampler import Sampler
@@ -87,12 +87,7 @@ class CallFacts:
     @property
     def blobs(self) -> tuple[bytes, ...]:
         """What the row names: the tool list, and the pieces of the exact request body."""
-        return (*([self.tools] if self.tools else []), *self.request.body_pieces)
-
-    @property
-    def tools(self) -> bytes | None:
-        """Canonical JSON of the tool list; None without tools."""
-        return canonical(list(self.request.tools)) if self.request.tools else None
+        return (*([self.plan.tools_json] if self.plan.tools_json else []), *self.request.body_pieces)
 
 
 def call_row(
@@ -129,7 +124,7 @@ def call_row(
         echo_difference=plan.echo_difference,
         thinking_policy=facts.thinking,
         tools_digest=plan.tools_digest,
-        tools_blob=blob_id(facts.tools) if facts.tools else None,
+        tools_blob=blob_id(plan.tools_json) if plan.tools_json else None,
         prompt_tokens=len(plan.prompt_ids),
         output_tokens=sampler.num_tokens,
         cached_tokens=sampler.cached_tokens,

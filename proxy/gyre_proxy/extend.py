@@ -1,9 +1,9 @@
 """Messages to token pieces: all of them, or only what comes after a sampled turn.
 
-After a sampled turn its ids stay as they are and only the new messages are rendered, inside the real history, so that
-templates which look back see it. A sentinel at the end of the turn splits that rendering; the part after the turn's
-stop token is tokenised with it, so that no token can span the seam. Seven checks guard this; a check that fails raises
-`CannotExtend`, and the whole request is rendered instead.
+After a sampled turn its ids stay as they are and only the new messages are rendered: after the real history or, where
+the template was proved not to look at it, after a stand-in (see locality.py). A sentinel at the end of the turn splits
+that rendering; the part after the turn's stop token is tokenised with it, so that no token can span the seam. Seven
+checks guard this; a check that fails raises `CannotExtend`, and a turn further up, or nothing, is kept instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .matching import Turn
 from .message import Message
 from .template import RenderError, Template
 
-__all__ = ["CannotExtend", "Item", "StripsThinking", "after_turn", "whole"]
+__all__ = ["CannotExtend", "Item", "StripsThinking", "after_turn", "seam", "whole"]
 
 
 class CannotExtend(Exception):
@@ -82,18 +82,20 @@ def after_turn(
     template: Template,
     tools: Sequence[Mapping[str, Any]],
     turn: Turn,
-    items: Sequence[Item],
-    at: int,
+    before: Sequence[Message],
+    item: Item,
+    new: Sequence[Item],
     *,
     follow_template: bool,
 ) -> list[Piece]:
-    """Pieces that come after `turn`, which is the message of items[at]: a closing token if needed, then the rest.
+    """Pieces that come after `turn`, as which `item` stands between `before` and `new`: a closing token if needed, then
+    the new messages and the generation prompt. Raises CannotExtend, with the check that failed.
 
     `follow_template` refuses when the template would render the turn or what is before it differently now.
     """
-    output = turn.entry.token_ids
+    output, at = turn.entry.token_ids, len(before)
     stops_at = [i for i, token in enumerate(output.tolist()) if token in template.stop_ids]
-    if at + 1 == len(items):
+    if not new:
         raise CannotExtend("V1: there is no message after the sampled turn")
     if stops_at and stops_at[0] != len(output) - 1:
         raise CannotExtend("V2: a stop token was sampled before the end of the output")
@@ -104,8 +106,9 @@ def after_turn(
         except RenderError as refusal:
             raise CannotExtend(f"V3: the template refuses the sentinel or the request: {refusal}") from refusal
 
-    chat = defused(template.guarded, [item.message for item in items], tools, render)
-    head, after, spans = _seam(lambda them: render(them, chat.tools), chat.messages, at)
+    messages = [*before, item.message, *(one.message for one in new)]
+    chat = defused(template.guarded, messages, tools, render)
+    head, after, spans = seam(lambda them: render(them, chat.tools), chat.messages, at)
     if follow_template:
         _check_unstripped(template, chat, at, head)
 
@@ -126,19 +129,22 @@ def after_turn(
 
     shifted = [Span(begin=span.begin - begin, end=span.end - begin) for span in spans]
     ends = message_ends(after[begin:], shifted, list(texts))
-    pieces = _split(encoded, 1, ends, items[at + 1 :])
+    pieces = _split(encoded, 1, ends, new)
     if stops_at:
         return pieces
     lead = [*_think_close(template, turn), close_id]
-    chain = items[at].chain
+    chain = item.chain
     ids = np.array(lead, dtype=np.int32)
     return [_piece(ids, NodeKind.PROMPT, Author.TEMPLATE, "assistant", (), chain, chain), *pieces]
 
 
-def _seam(
+def seam(
     render: Callable[[Sequence[Message]], str], messages: Sequence[Message], at: int
 ) -> tuple[str, str, list[Span]]:
-    """Text before and after the sentinel at the end of messages[at], and the spans of the new contents in `after`."""
+    """Text before and after the sentinel at the end of messages[at], and the spans of the new contents in the latter.
+
+    Raises CannotExtend where the template does not render the turn once, and after it each new message once, in order.
+    """
     marker = _fresh_marker(messages)
 
     def split(them: Sequence[Message]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from gyre_data.types import Ints
 
 from .message import Message
 
-__all__ = ["Draft", "Entry", "Forest", "Piece", "new_node_id"]
+__all__ = ["Draft", "Entry", "Forest", "Path", "Piece", "new_node_id"]
 
 
 def new_node_id() -> str:
@@ -63,7 +63,7 @@ class Draft:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Entry:
-    """A node that is written or reserved. `users` counts the plans that hold it and have not committed."""
+    """A node that is written or reserved. Whatever is above a written node is written too."""
 
     node_id: str
     parent: Entry | None
@@ -80,7 +80,6 @@ class Entry:
     """Messages rendered here; dropped once the node is written."""
     num_messages: int = 0
     written: bool = False
-    users: int = 0
     children: list[Entry] = field(default_factory=list)
 
     @property
@@ -93,18 +92,18 @@ class Entry:
         """Whether the policy made these tokens."""
         return self.kind is NodeKind.OUTPUT
 
-    def path(self) -> list[Entry]:
-        """Nodes from the root to this one."""
-        nodes: list[Entry] = []
-        at: Entry | None = self
-        while at is not None:
-            nodes.append(at)
-            at = at.parent
-        return nodes[::-1]
 
-    def path_ids(self) -> Ints:
-        """Ids along the path."""
-        return np.concatenate([node.token_ids for node in self.path()])
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Path:
+    """Nodes from a root to one node, their ids, and all their tokens."""
+
+    nodes: tuple[Entry, ...]
+    node_ids: tuple[str, ...]
+    token_ids: Ints
+
+
+_NOTHING = Path(nodes=(), node_ids=(), token_ids=np.empty(0, dtype=np.int32))
+_MAX_PATHS = 4
 
 
 class Forest:
@@ -114,6 +113,7 @@ class Forest:
         self.roots: list[Entry] = []
         self._by_id: dict[str, Entry] = {}
         self._order = 0
+        self._paths: dict[str, Path] = {}
 
     def __contains__(self, node_id: str) -> bool:
         return node_id in self._by_id
@@ -154,12 +154,33 @@ class Forest:
         self._by_id[entry.node_id] = entry
         return entry
 
-    def remove(self, entry: Entry) -> None:
-        """Take out a node that was never written and has no children."""
-        assert not entry.children, "a node with children cannot be removed"
-        assert not entry.written, "a written node cannot be removed"
-        (self.roots if entry.parent is None else entry.parent.children).remove(entry)
-        del self._by_id[entry.node_id]
+    def path(self, leaf: Entry | None) -> Path:
+        """The path to `leaf`; the empty one to None.
+
+        The last few are kept, each in place of the one that it prolongs, so that a conversation that grows costs a
+        copy of its tokens and no walk over its nodes.
+        """
+        added: list[Entry] = []
+        at = leaf
+        while at is not None and at.node_id not in self._paths:
+            added.append(at)
+            at = at.parent
+        above = _NOTHING if at is None else self._paths[at.node_id]
+        if leaf is None or not added:
+            return above
+        added.reverse()
+        path = Path(
+            nodes=(*above.nodes, *added),
+            node_ids=(*above.node_ids, *(node.node_id for node in added)),
+            token_ids=np.concatenate([above.token_ids, *(node.token_ids for node in added)]),
+        )
+        path.token_ids.flags.writeable = False
+        if at is not None:
+            del self._paths[at.node_id]
+        while len(self._paths) >= _MAX_PATHS:
+            del self._paths[next(iter(self._paths))]
+        self._paths[leaf.node_id] = path
+        return path
 
     def attach(self, base: Entry | None, pieces: Sequence[Piece]) -> tuple[list[Entry], list[Draft]]:
         """Split `pieces`, which come right after `base`, into nodes that exist and nodes to add.

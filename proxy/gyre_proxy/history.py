@@ -1,7 +1,7 @@
 """The history of one execution: which tokens a request stands for, and where they lie in the tree.
 
-Single-threaded and without I/O. `plan` says what a request would be and changes nothing; `reserve` makes its new nodes
-known to later plans; `commit` returns the rows to write once the reply is there; `release` takes a refused call back;
+Single-threaded and without I/O. `plan` says what a request would be and changes nothing that another plan could see;
+`reserve` makes its new nodes known to later plans; `commit` returns the rows to write once the reply is there;
 `restore` rebuilds everything from recorded rows, so that after a crash the next request extends exactly.
 
 Always: the ids of a prompt are the ids along its path, sampled ids are never made again from text, and a sampled token
@@ -11,9 +11,11 @@ lies in exactly one node.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -23,25 +25,32 @@ from gyre_data.types import Call, Floats, Ints, Node, VersionSpan
 
 from .branching import Kinship, describe
 from .extend import CannotExtend, Item, after_turn, whole
-from .forest import Draft, Entry, Forest, Piece
+from .forest import Draft, Entry, Forest, Path, Piece
 from .late_system import SystemForm, placed, system_form
 from .lineage import Lineage
-from .matching import Turn, Walk, chain_start, chain_turn, chained, hydrated, match
-from .message import Message, Reply, Request, canonical, digest
+from .locality import Locality
+from .matching import Matcher, Turn, Walk, chain_start, chain_turn, chained, hydrated
+from .message import Message, Reply, Request, canonical
 from .plan import PromptPlan, Written
 from .roles import AgentLabel
-from .same_turn import canonical_message, message_from_json, message_json
+from .same_turn import message_from_json, message_json
 from .template import RenderError, Template
 
 __all__ = ["History", "Layout", "PromptPlan", "Written"]
 
 
+_MAX_BASES = 4
+"""Sampled turns, from the deepest up, that are tried as the base of a prompt before all of it is rendered."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layout:
-    """A prompt laid onto the tree. `check` is set when extension was tried and failed."""
+    """A prompt laid onto the tree. `check` says why the deepest sampled turn could not be extended."""
 
-    path: Sequence[Entry]
+    path: Path
+    """Nodes that exist; its tokens are the beginning of the prompt."""
     drafts: Sequence[Draft]
+    prompt_ids: Ints
     from_turn: bool = False
     check: CannotExtend | None = None
     retried: bool = False
@@ -49,7 +58,8 @@ class Layout:
 
 class History:
     """All state of one execution. `thinking` keep: sampled reasoning stays in the context whatever the template says;
-    fork: the template is followed, and a turn whose reasoning it strips is left behind."""
+    fork: the template is followed, and a turn whose reasoning it strips is left behind. `locality` is what was found
+    out about the template; without it every extension is rendered with its whole history."""
 
     def __init__(
         self,
@@ -58,6 +68,7 @@ class History:
         execution_id: str,
         thinking: str = "keep",
         late_system: SystemForm | None = None,
+        locality: Locality | None = None,
     ) -> None:
         if thinking not in ("keep", "fork"):
             raise ConfigError(f"--thinking: wanted keep or fork, got {thinking!r}")
@@ -67,8 +78,9 @@ class History:
         self._late_system = late_system or system_form(template)
         self._forest = Forest()
         self._lineage = Lineage()
-        self._turns: dict[str, list[Turn]] = {}
-        self._known: Counter[str] = Counter()
+        self._matcher = Matcher()
+        self._locality = locality
+        self._tools: tuple[Sequence[Any], bytes] = ((), b"")
         self._prompts: dict[str, list[Entry]] = {}
         self._active: dict[int, PromptPlan] = {}
 
@@ -79,33 +91,34 @@ class History:
         if not request.messages:
             raise RenderError("wanted a conversation, got no messages; send at least one")
         request = replace(request, messages=placed(request.messages, self._late_system))
-        tools_digest = digest(list(request.tools)) if request.tools else None
+        tools_json = self._tools_json(request.tools)
+        tools_digest = hashlib.sha256(tools_json).hexdigest()[:32] if tools_json else None
         start = chain_start(self._template.fingerprint, tools_digest)
-        walk = match(request.messages, start, self._turns, self._known, label.client)
+        walk = self._matcher.match(request.messages, start, label.client)
         copies = self._lineage.copies(request.messages, walk, label.client)
         layout = self._lay(request, walk, copies)
-        path: list[Entry | Draft] = [*layout.path, *layout.drafts]
-        assert path, "a prompt has at least one node"
-        prompt_ids = np.concatenate([node.token_ids for node in path])
+        drafts, prompt_ids = layout.drafts, layout.prompt_ids
+        last = drafts[-1] if drafts else layout.path.nodes[-1]
         kinship = Kinship(
             label=label,
             walk=walk,
             copies=copies,
-            path=tuple(layout.path),
+            path=layout.path.nodes,
             from_turn=layout.from_turn,
             check=layout.check,
             retried=layout.retried,
             prompt_ids=prompt_ids,
-            prompt_node=path[-1].node_id,
+            prompt_node=last.node_id,
             messages=request.messages,
             quiet=not self._active,
+            path_of=self._forest.path,
         )
         told = describe(kinship, self._lineage)
         return PromptPlan(
             prompt_ids=prompt_ids,
-            node_ids=tuple(node.node_id for node in path),
-            new_nodes=tuple(layout.drafts),
-            opening_ids=path[-1].token_ids if path[-1].kind == NodeKind.GENERATION_PROMPT else prompt_ids[:0],
+            node_ids=(*layout.path.node_ids, *(draft.node_id for draft in drafts)),
+            new_nodes=tuple(drafts),
+            opening_ids=last.token_ids if last.kind == NodeKind.GENERATION_PROMPT else prompt_ids[:0],
             extension=told.extension,
             branch_reason=told.branch_reason,
             fork_check=told.fork_check,
@@ -120,93 +133,100 @@ class History:
             parent_agent_id=label.parent_agent_id,
             spawned_by_node=told.spawned_by[0],
             spawned_by_tool_call=told.spawned_by[1],
-            identity=_identity(request, label, tools_digest),
+            identity=_identity(request, label, tools_digest, walk),
             tools_digest=tools_digest,
+            tools_json=tools_json or None,
             chain=walk.chain,
             conversation=told.conversation,
             wire=request.wire,
         )
 
+    def _tools_json(self, tools: Sequence[Mapping[str, Any]]) -> bytes:
+        """Canonical JSON of the tool list, made once for as long as the same list comes."""
+        if self._tools[0] is not tools:
+            self._tools = (tools, canonical(list(tools)) if tools else b"")
+        return self._tools[1]
+
     def _lay(self, request: Request, walk: Walk, copies: Sequence[Turn | None]) -> Layout:
         if (retried := self._retried(walk)) is not None:
             return retried
-        messages = hydrated(request.messages, walk)
-        items = [
-            Item(
-                message=message,
-                chain_before=walk.chain[i],
-                chain=walk.chain[i + 1],
-                copy_of=source.entry.node_id if (source := walk.turns[i] or copies[i]) else None,
-            )
-            for i, message in enumerate(messages)
-        ]
-        check: CannotExtend | None = None
-        if (last := walk.last) is not None:
-            turn = walk.turns[last]
-            assert turn is not None
+        failed: CannotExtend | None = None
+        for at, turn in islice(_sampled(walk), _MAX_BASES):
             try:
-                pieces = after_turn(
-                    self._template, request.tools, turn, items, last, follow_template=self._thinking == "fork"
-                )
-                return self._attached(turn.entry, pieces, from_turn=True)
-            except CannotExtend as failed:
-                check = failed
-        return self._attached(None, whole(self._template, request.tools, items), check=check)
+                pieces = self._extension(request, walk, copies, at, turn)
+            except CannotExtend as check:
+                failed = failed or check
+                continue
+            return self._attached(turn.entry, pieces, from_turn=failed is None, check=failed)
+        items = _items(request.messages, walk, copies, 0)
+        return self._attached(None, whole(self._template, request.tools, items), check=failed)
+
+    def _extension(
+        self, request: Request, walk: Walk, copies: Sequence[Turn | None], at: int, turn: Turn
+    ) -> list[Piece]:
+        """Pieces after the sampled turn that is message `at`; raises CannotExtend."""
+        item, *new = _items(request.messages, walk, copies, at)
+        follow = self._thinking == "fork"
+
+        def extended(before: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+            return after_turn(self._template, tools, turn, before, item, new, follow_template=follow)
+
+        local, short = self._locality, None
+        if local is not None and local.proved and not follow and all(one.message.role != "assistant" for one in new):
+            with suppress(CannotExtend):
+                short = extended(*local.stand_in(request.tools))
+            if short is not None and not local.due(walk.chain[-1]):
+                local.num_short += 1
+                return short
+        before = [hydrated(one, source) for one, source in zip(request.messages[:at], walk.turns, strict=False)]
+        try:
+            full = extended(before, request.tools)
+        except CannotExtend as check:
+            if local is not None and short is not None:
+                local.refute(str(check))
+            raise
+        if local is not None and short is not None:
+            if not _same_pieces(short, full):
+                local.refute("a turn is followed by other tokens when its history is rendered with it")
+            local.num_short = 0
+        return full
 
     def _retried(self, walk: Walk) -> Layout | None:
         """The newest prompt of exactly these messages."""
         prompts = self._prompts.get(walk.chain[-1])
         if not prompts:
             return None
-        return Layout(path=max(prompts, key=lambda entry: entry.order).path(), drafts=(), retried=True)
+        path = self._forest.path(max(prompts, key=lambda entry: entry.order))
+        return Layout(path=path, drafts=(), prompt_ids=path.token_ids, retried=True)
 
     def _attached(
         self, base: Entry | None, pieces: Sequence[Piece], *, from_turn: bool = False, check: CannotExtend | None = None
     ) -> Layout:
         walked, drafts = self._forest.attach(base, pieces)
-        path = [*(base.path() if base else []), *walked]
-        ids = np.concatenate([*(node.token_ids for node in path), *(draft.token_ids for draft in drafts)])
-        rendered = np.concatenate([*([base.path_ids()] if base else []), *(piece.ids for piece in pieces)])
-        assert np.array_equal(ids, rendered), "the ids of a prompt are the ids along its path"
-        return Layout(path=path, drafts=drafts, from_turn=from_turn, check=check)
+        above = self._forest.path(base)
+        new_ids = np.concatenate([piece.ids for piece in pieces])
+        laid = [*(node.token_ids for node in walked), *(draft.token_ids for draft in drafts)]
+        assert np.array_equal(np.concatenate(laid), new_ids), "the ids of a prompt are the ids along its path"
+        path = Path(
+            nodes=(*above.nodes, *walked),
+            node_ids=(*above.node_ids, *(node.node_id for node in walked)),
+            token_ids=above.token_ids,
+        )
+        prompt_ids = np.concatenate([above.token_ids, new_ids])
+        return Layout(path=path, drafts=drafts, prompt_ids=prompt_ids, from_turn=from_turn, check=check)
 
-    # ------------------------------------------------------------------ reserve, release, commit
+    # ------------------------------------------------------------------ reserve, commit
 
     def reserve(self, plan: PromptPlan) -> None:
         """Make the plan's nodes known to later plans. Raises CaptureError if the tree changed since it was made."""
         if id(plan) in self._active:
             raise CaptureError("this plan is reserved already; plan the call again")
-        missing = [
-            node for node in plan.node_ids[: len(plan.node_ids) - len(plan.new_nodes)] if node not in self._forest
-        ]
-        if missing:
-            raise CaptureError(f"node {missing[0]} was released since this call was planned; plan the call again")
         for draft in plan.new_nodes:
             self._forest.add(draft)
-        for node_id in plan.node_ids:
-            self._forest[node_id].users += 1
-        self._known.update(plan.chain)
+        self._matcher.note_known(plan.chain)
         self._note_prompt(plan.chain[-1], self._forest[plan.node_ids[-1]])
         self._lineage.reserve(plan)
         self._active[id(plan)] = plan
-
-    def release(self, plan: PromptPlan) -> None:
-        """Take back a reserved plan that never became a call; nodes that no other plan holds are forgotten."""
-        self._finish(plan)
-        self._known.subtract(plan.chain)
-        for key in {key for key in plan.chain if self._known[key] <= 0}:
-            del self._known[key]
-        self._lineage.release(plan)
-        for node_id in reversed(plan.node_ids):
-            entry = self._forest[node_id]
-            if entry.written or entry.users or entry.children:
-                continue
-            prompts = self._prompts.get(entry.chain, [])
-            if entry in prompts:
-                prompts.remove(entry)
-                if not prompts:
-                    del self._prompts[entry.chain]
-            self._forest.remove(entry)
 
     def commit(
         self,
@@ -232,11 +252,10 @@ class History:
         self._finish(plan)
         nodes: list[Node] = []
         blobs: dict[str, bytes] = {}
-        for node_id in plan.node_ids:
-            entry = self._forest[node_id]
-            if not entry.written:
-                nodes.append(self._row(entry, call_id, blobs))
-                entry.written, entry.messages = True, ()
+        prompt = self._forest[plan.node_ids[-1]]
+        for entry in _unwritten(prompt):
+            nodes.append(self._row(entry, call_id, blobs))
+            entry.written, entry.messages = True, ()
         output: Turn | None = None
         if len(output_ids):
             output = self._add_output(plan, call_id, output_node_id, output_ids, reply.message())
@@ -248,14 +267,12 @@ class History:
                 )
             )
             output.entry.written, output.entry.messages = True, ()
-        self._lineage.commit(plan, call_id, self._forest[plan.node_ids[-1]], output)
+        self._lineage.commit(plan, call_id, prompt, output)
         return Written(nodes=tuple(nodes), blobs=blobs)
 
     def _finish(self, plan: PromptPlan) -> None:
         if self._active.pop(id(plan), None) is None:
             raise CaptureError("this plan is not reserved, so it cannot be ended; reserve it first")
-        for node_id in plan.node_ids:
-            self._forest[node_id].users -= 1
 
     def _add_output(self, plan: PromptPlan, call_id: str, node_id: str, output_ids: Ints, message: Message) -> Turn:
         parent = self._forest[plan.node_ids[-1]]
@@ -280,8 +297,7 @@ class History:
 
     def _note_turn(self, before: str, entry: Entry, message: Message, call_id: str) -> Turn:
         turn = Turn(entry=entry, reply=message, call_id=call_id)
-        self._turns.setdefault(before, []).append(turn)
-        self._known[entry.chain] += 1
+        self._matcher.note_turn(before, turn)
         self._lineage.sampled(turn)
         return turn
 
@@ -322,7 +338,6 @@ class History:
             raise CaptureError("this history is in use; restore into a new one")
         rows = {node.node_id: node for node in nodes}
         starts = {chain_start(self._template.fingerprint, tools) for tools in {call.tools_digest for call in calls}}
-        self._known.update(starts)
         for call in calls:
             if call.prompt_node is None:
                 continue
@@ -351,7 +366,7 @@ class History:
                 at = before
                 for blob in messages[:-1]:
                     at = chained(at, message_from_json(blobs(blob)))
-                    self._known[at] += 1
+                    self._matcher.note_known((at,))
         entry = self._forest.add(
             Draft(
                 node_id=row.node_id,
@@ -369,7 +384,7 @@ class History:
             written=True,
         )
         entry.num_messages = len(messages)
-        self._known[entry.chain] += 1
+        self._matcher.note_known((entry.chain,))
 
 
 def _path(rows: Mapping[str, Node], leaf: str, call_id: str) -> list[Node]:
@@ -386,13 +401,42 @@ def _path(rows: Mapping[str, Node], leaf: str, call_id: str) -> list[Node]:
     return path[::-1]
 
 
-def _identity(request: Request, label: AgentLabel, tools_digest: str | None) -> str:
-    parts = [
-        request.wire,
-        str(label.agent_id),
-        str(tools_digest),
-        request.model,
-        canonical(request.sampling.to_json()).hex(),
-        *(canonical_message(message).hex() for message in request.messages),
-    ]
+def _identity(request: Request, label: AgentLabel, tools_digest: str | None, walk: Walk) -> str:
+    sampling = canonical(request.sampling.to_json()).hex()
+    parts = [request.wire, str(label.agent_id), str(tools_digest), request.model, sampling, walk.digest]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _sampled(walk: Walk) -> Iterator[tuple[int, Turn]]:
+    """The sampled turns of a conversation and their places, the deepest first."""
+    for at in range(len(walk.turns) - 1, -1, -1):
+        if (turn := walk.turns[at]) is not None:
+            yield at, turn
+
+
+def _items(messages: Sequence[Message], walk: Walk, copies: Sequence[Turn | None], first: int) -> list[Item]:
+    """What is to be rendered, from message `first` on."""
+    return [
+        Item(
+            message=hydrated(messages[i], walk.turns[i]),
+            chain_before=walk.chain[i],
+            chain=walk.chain[i + 1],
+            copy_of=source.entry.node_id if (source := walk.turns[i] or copies[i]) else None,
+        )
+        for i in range(first, len(messages))
+    ]
+
+
+def _unwritten(leaf: Entry) -> list[Entry]:
+    """Nodes on the path to `leaf` that no call has written, parents first."""
+    found: list[Entry] = []
+    at: Entry | None = leaf
+    while at is not None and not at.written:
+        found.append(at)
+        at = at.parent
+    return found[::-1]
+
+
+def _same_pieces(one: Sequence[Piece], two: Sequence[Piece]) -> bool:
+    gist = [[(piece.ids.tolist(), piece.kind, piece.chain) for piece in pieces] for pieces in (one, two)]
+    return gist[0] == gist[1]

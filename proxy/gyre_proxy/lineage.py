@@ -115,14 +115,6 @@ class Lineage:
         self._active[id(plan)] = plan
         self._uses.setdefault(plan.node_ids[-1], []).append(_use(plan))
 
-    def release(self, plan: PromptPlan) -> None:
-        """A call never came to be."""
-        del self._active[id(plan)]
-        uses = self._uses[plan.node_ids[-1]]
-        uses.remove(_use(plan))
-        if not uses:
-            del self._uses[plan.node_ids[-1]]
-
     def commit(self, plan: PromptPlan, call_id: str, prompt: Entry, output: Turn | None) -> None:
         """A call is done."""
         del self._active[id(plan)]

@@ -43,6 +43,8 @@ class PromptPlan:
     identity: str
     """Equal for requests that ask for the same thing, streamed or not: a retry."""
     tools_digest: str | None
+    tools_json: bytes | None
+    """Canonical JSON of the tool list; None without tools."""
     chain: tuple[str, ...]
     """Hash before each message and after the last."""
     conversation: str

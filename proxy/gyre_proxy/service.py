@@ -34,6 +34,7 @@ from .faults import CallError
 from .generation import Generation
 from .history import History
 from .late_system import system_form
+from .locality import Locality
 from .message import Request
 from .metrics import Metrics
 from .parse import Detokenizer, ReplyParser, hidden_ids
@@ -76,6 +77,7 @@ class Proxy:
         self.started_at = time.time()
         self.draining = False
         self._run = run
+        self.locality = Locality(template)
         self.parser = choose_family(settings.parser, template)
         self.late_system = system_form(template)
         self._hidden = hidden_ids(template.control_tokens, self.parser)
@@ -157,6 +159,7 @@ class Proxy:
                 execution_id=execution.execution_id,
                 thinking=self.settings.thinking,
                 late_system=self.late_system,
+                locality=self.locality,
             )
             if execution.num_calls:
                 async with self._reading:
@@ -366,6 +369,7 @@ class Proxy:
             "thinking": self.settings.thinking,
             "late_system": str(self.late_system),
             "fingerprint": self.template.fingerprint,
+            "template_local": self.locality.proved,
             "draining": self.draining,
             "in_flight": len(self._going),
             "engines": [engine.describe() for engine in self.router.engines],

@@ -167,7 +167,7 @@ async def test_a_start_that_fails_leaves_no_run_behind(tmp_path):
                 run=tmp_path / "run", engines=(engine.url,), tokenizer=tmp_path, port=taken.getsockname()[1]
             )
             with pytest.raises(ConfigError, match="give another --port"):
-                await _serve(settings, lambda url: None)
+                await _serve(settings, lambda url, mode: None)
         assert list(tmp_path.iterdir()) == []
         async with serve_proxy(tmp_path / "run", engine) as served:
             await served.anthropic().messages.create(**REQUEST)

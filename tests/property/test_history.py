@@ -1,6 +1,7 @@
 """What must hold of every history, whatever the harness does: on toy templates, and on the real Qwen3."""
 
 from collections import Counter
+from copy import copy
 from random import Random
 
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from gyre_data.schema import Author, Extension, NodeKind
 from gyre_proxy.history import PromptPlan
+from gyre_proxy.locality import Locality
+from gyre_proxy.matching import Matcher
 from tests.support.driver import Driver
 from tests.support.harness import Harness, Model
 from tests.support.toy_template import TEMPLATES, ToyTemplate
@@ -108,19 +111,57 @@ def test_a_restored_history_plans_the_same(name: str, thinking: str, random: Ran
         assert gist(plan_call(chat)) == gist(one)
 
 
+@pytest.mark.parametrize("name", ["chatml", "glm"])
+@quick
+@given(random=st.randoms(use_true_random=False), num_calls=st.integers(4, 16))
+def test_a_resumed_walk_says_what_one_from_the_front_says(name: str, random: Random, num_calls: int) -> None:
+    resumed, match = [0], Matcher.match
+
+    def both(self, messages, start, client):
+        front = copy(self)
+        front._resumes = []
+        wanted = match(front, messages, start, client)
+        resumed[0] += any(one.begins(messages, start, client) for one in self._resumes)
+        got = match(self, messages, start, client)
+        assert (got.chain, got.turns, got.digest) == (wanted.chain, wanted.turns, wanted.digest)
+        return got
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Matcher, "match", both)
+        harness = toy(name, "keep", random, num_calls)
+    harness.driver.check()
+    assert resumed[0] or all(kind != "extend" for kind, _ in harness.log[2:])
+
+
 @quick
 @given(random=st.randoms(use_true_random=False), num_calls=st.integers(1, 6))
-def test_released_plans_leave_nothing(random: Random, num_calls: int) -> None:
+def test_a_reserved_prompt_is_known(random: Random, num_calls: int) -> None:
     harness = toy("chatml", "keep", random, num_calls)
     driver = harness.driver
     chat = harness.start()
-    before = gist(driver.plan(chat))
     one, two = driver.plan([*chat, *harness.start()]), driver.plan(chat)
     for plan in (one, two):
         driver.history.reserve(plan)
     third = driver.plan(chat)
-    assert not third.new_nodes, "a reserved prompt is known"
+    assert not third.new_nodes
     assert third.node_ids == two.node_ids
-    driver.history.release(one)
-    driver.history.release(two)
-    assert gist(driver.plan(chat)) == before
+
+
+def rendered_short(template, random: Random, num_calls: int, thinking: str = "keep") -> tuple[Harness, Locality]:
+    """A run in which every extension that may be is rendered after a stand-in, each of them checked."""
+    locality = Locality(template)
+    driver = Driver(template, thinking=thinking, locality=locality)
+    stops = GLM_STOPS if getattr(template, "name", "") == "glm" else {}
+    harness = Harness(driver, Model(template, random, "<|im_end|>"), random, stops=stops)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Locality, "due", lambda self, chain: True)
+        harness.run(num_calls)
+    return harness, locality
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@quick
+@given(random=st.randoms(use_true_random=False), num_calls=st.integers(2, 9))
+def test_a_stand_in_gives_the_tokens_of_the_whole_history(name: str, random: Random, num_calls: int) -> None:
+    _, locality = rendered_short(ToyTemplate(name), random, num_calls)
+    assert locality.proved

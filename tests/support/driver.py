@@ -10,6 +10,7 @@ import numpy as np
 from gyre_data.schema import CallStatus, NodeKind
 from gyre_data.types import Call, Ints, Node
 from gyre_proxy.history import History, PromptPlan
+from gyre_proxy.locality import Locality
 from gyre_proxy.message import Message, Reasoning, Reply, Request, Text, ToolCall
 from gyre_proxy.roles import AgentLabel
 from gyre_proxy.template import Template
@@ -45,6 +46,7 @@ def result(text: str, call_id: str = "call_0") -> Message:
 class Driver:
     template: Template
     thinking: str = "keep"
+    locality: Locality | None = None
     label: AgentLabel = field(default_factory=AgentLabel)
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -56,7 +58,7 @@ class Driver:
         self._number = itertools.count()
 
     def fresh(self) -> History:
-        return History(self.template, execution_id="e_1", thinking=self.thinking)
+        return History(self.template, execution_id="e_1", thinking=self.thinking, locality=self.locality)
 
     def restored(self) -> History:
         history = self.fresh()

@@ -323,17 +323,6 @@ def test_prompt_nodes_are_written_by_the_first_call_to_commit() -> None:
     driver.check()
 
 
-def test_a_reserved_prompt_outlives_a_refused_sibling() -> None:
-    driver = toy()
-    one = driver.plan([user("u")])
-    driver.history.reserve(one)
-    two = driver.plan([user("u")])
-    driver.history.reserve(two)
-    driver.history.release(one)
-    driver.commit(two, [97, 257], said("a"))
-    driver.check()
-
-
 def test_a_call_that_sampled_nothing_writes_its_prompt_only() -> None:
     driver = toy()
     driver.call([user("u")], [], said(""))
@@ -363,9 +352,8 @@ def test_misuse_is_refused() -> None:
             versions=(),
             reply=said("x"),
         )
-    driver.history.release(plan)
     with pytest.raises(CaptureError, match="reserve it first"):
-        driver.history.release(stale)
+        driver.commit(stale, [97], said("a"))
 
 
 def test_restore_refuses_what_it_cannot_continue() -> None:

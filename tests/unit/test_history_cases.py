@@ -210,16 +210,6 @@ def parsed(function: dict) -> dict:
     return {"name": function["name"], "arguments": json.loads(function["arguments"])}
 
 
-def test_a_retry_that_was_never_recorded_leaves_nothing() -> None:
-    driver = Driver(ToyTemplate("chatml"))
-    plan = driver.plan([user("x")])
-    driver.history.reserve(plan)
-    driver.history.release(plan)
-    assert not driver.history._known, "nothing of it is kept"
-    again = driver.plan([user("x")])
-    assert (again.extension, len(again.new_nodes)) == (Extension.ROOT, len(plan.new_nodes))
-
-
 def test_reasoning_that_was_cut_is_closed_too() -> None:
     driver = Driver(ToyTemplate("chatml"))
     driver.call([user("u")], [258, 97, 98], said("", reasoning="ab", finish="length"))

@@ -16,6 +16,7 @@ from gyre_data.schema import Author, NodeKind
 from gyre_data.types import Call, Ints, Node
 from gyre_proxy.forest import Piece
 from gyre_proxy.history import History, Layout
+from gyre_proxy.late_system import SystemForm
 from gyre_proxy.matching import Turn, Walk, chain_turn
 from gyre_proxy.message import Message, Reply, Request
 from gyre_proxy.observe.counting import TokenCounter, count_message, count_tools
@@ -48,7 +49,8 @@ class ObservedHistory(History):
     """All state of one observed execution."""
 
     def __init__(self, counter: TokenCounter, *, execution_id: str) -> None:
-        super().__init__(cast(Template, _NoTemplate(fingerprint=counter.name)), execution_id=execution_id)
+        template = cast(Template, _NoTemplate(fingerprint=counter.name))
+        super().__init__(template, execution_id=execution_id, late_system=SystemForm.IN_PLACE)
         self._counter = counter
 
     def record(self, plan: PromptPlan, *, call_id: str, output_node_id: str, said: Message | None) -> Written:
@@ -78,6 +80,9 @@ class ObservedHistory(History):
         first = 0 if walk.last is None else walk.last + 1
         base = None if walk.last is None else walk.turns[walk.last]
         pieces = self._pieces(request, walk, copies, first)
+        if base is not None and not pieces:  # the model is to go on with its own words
+            path = self._forest.path(base.entry)
+            return Layout(path=path, drafts=(), prompt_ids=path.token_ids, from_turn=True)
         return self._attached(base.entry if base else None, pieces, from_turn=base is not None)
 
     def _pieces(self, request: Request, walk: Walk, copies: Sequence[Turn | None], first: int) -> list[Piece]:
