@@ -60,7 +60,13 @@ BODIES = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
     },
     "v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    "v1/responses": {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
 }
+RESPONSES_REQUEST = {"model": "toy", "max_output_tokens": 64, "input": REQUEST["messages"]}
+
+
+def request_of(endpoint):
+    return RESPONSES_REQUEST if endpoint == "v1/responses" else REQUEST
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
@@ -71,7 +77,7 @@ async def test_t14_every_call_is_captured(tmp_path, endpoint):
     async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
         for wanted in asked:
             format_ = BODIES[endpoint] if wanted["response_format"] else {}
-            body = {**REQUEST, **format_, "stream": wanted["stream"]}
+            body = {**request_of(endpoint), **format_, "stream": wanted["stream"]}
             assert (await http.post(f"/x/e1/{endpoint}", json=body)).status_code == 200
     calls, nodes = check_run(run, engine), nodes_of(run)
     assert len(calls) == len(asked) == 4
@@ -94,7 +100,7 @@ async def test_a_schema_that_the_engine_refuses_is_refused_in_the_wires_shape(tm
     engine = ScriptedEngine([{"refuse": (400, "json_schema is not supported")}])
     async with engine.serving(), serve_proxy(tmp_path / "run", engine) as served, served.http() as http:
         for endpoint, fields in BODIES.items():
-            answer = await http.post(f"/x/e1/{endpoint}", json={**REQUEST, **fields})
+            answer = await http.post(f"/x/e1/{endpoint}", json={**request_of(endpoint), **fields})
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
             assert "json_schema is not supported" in answer.json()["error"]["message"]
 

@@ -153,12 +153,16 @@ def test_only_codex_may_offer_a_search_that_nobody_runs() -> None:
         parse("q", CODEX, tools=[search], tool_choice={"type": "web_search"})
 
 
-def test_unknown_items_and_fields_are_kept_and_change_nothing() -> None:
-    strange = {"type": "ghost_snapshot", "commit": "abc"}
-    request = parse([USER, strange, {**USER, "extra": 1}])
-    assert request.messages[1].raw == {"fields": {"extra": 1, "items": [strange]}}
-    assert canonical_message(request.messages[1]) == canonical_message(parse([USER]).messages[0])
-    assert parse([USER, strange]).messages[0].raw == {"fields": {"items": [strange]}}
+def test_items_and_parts_that_nobody_knows_are_shown_as_they_are() -> None:
+    strange = {"type": "weather_report", "sky": "grey"}
+    shown, asked = parse([strange, {"role": "user", "content": [strange]}]).messages
+    assert (shown.role, shown.content) == ("user", '{"type":"weather_report","sky":"grey"}')
+    assert (asked.content, asked.raw) == (shown.content, {"blocks": [strange]})
+
+
+def test_unknown_fields_are_kept_and_change_nothing() -> None:
+    assert parse([{**USER, "extra": 1}]).messages[0].raw == {"fields": {"extra": 1}}
+    assert canonical_message(parse([{**USER, "extra": 1}]).messages[0]) == canonical_message(parse([USER]).messages[0])
     foreign = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}]}
     sent = parse([USER, {**foreign, "encrypted_content": "gAAA"}, USER]).messages[1]
     assert (sent.reasoning, sent.node_hint) == ("s", None)
@@ -179,6 +183,15 @@ def test_sampling_is_read_and_neutral_settings_pass() -> None:
     assert b"".join(request.body_pieces).startswith(b'{"model": "m", "input": "q"')
 
 
+def test_a_schema_holds_the_reply() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    assert json.loads(parse("q", text={"format": wanted}).sampling.json_schema or "") == schema
+    assert parse("q", text={"format": {"type": "json_object"}}).sampling.json_schema == '{"type":"object"}'
+    assert parse("q", text={"format": wanted}, tools=[TOOL], tool_choice="none").sampling.json_schema
+    assert parse("q", text={"verbosity": "low"}).sampling.json_schema is None
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -192,7 +205,12 @@ def test_sampling_is_read_and_neutral_settings_pass() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"logit_bias": {"1": 2}}, "logit_bias"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, "text.format"),
+        ({"stop": [""]}, "stop"),
+        ({"input_ids": [1]}, "input_ids"),
+        ({"input": [USER, called("c", id="a"), called("c", id="b"), result("c")]}, "input"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [{"type": "custom", "name": "apply_patch"}]}, "tools.0.type"),

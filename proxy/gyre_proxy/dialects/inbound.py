@@ -126,9 +126,9 @@ def check_results(messages: Sequence[Message], param: str = "messages") -> None:
             ids = [call.id for call in message.tool_calls if call.id is not None]
             if twice := next((one for one in ids if ids.count(one) > 1), None):
                 raise BadRequest(
-                    f"messages: the calls of a turn must have ids of their own, got two with the id {twice!r}: "
+                    f"{param}: the calls of a turn must have ids of their own, got two with the id {twice!r}: "
                     "their results could not be told apart.",
-                    "messages",
+                    param,
                 )
         elif message.role == "tool" and message.tool_call_id is not None:
             if message.tool_call_id in seen:

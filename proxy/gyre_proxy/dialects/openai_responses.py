@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gyre_proxy.dialects import openai_chat_reply, openai_responses_reply
 from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, load_body, validated
+from gyre_proxy.dialects.inbound import refuse_engine_fields, schema_text, stops_of
 from gyre_proxy.dialects.openai_responses_input import read_input
 from gyre_proxy.dialects.pieces import body_pieces
 from gyre_proxy.message import Reply, Request, Sampling, Usage
@@ -66,12 +67,8 @@ class _Tool(_Loose):
     defer_loading: bool | None = None
 
 
-class _Format(_Loose):
-    type: str = "text"
-
-
 class _TextOptions(_Loose):
-    format: _Format | None = None
+    format: dict[str, Any] | None = None
 
 
 class _Body(_Loose):
@@ -105,7 +102,7 @@ class OpenAIResponses:
         _refuse(sent)
         sent_tools = _without_offers(sent.tools or (), headers)
         tools, namespaces = _tools(sent_tools)
-        stop = (sent.stop,) if isinstance(sent.stop, str) else tuple(sent.stop or ())
+        tools = () if sent.tool_choice == "none" else tools
         echo = {name: value[name] for name in _ECHOED if value.get(name) is not None}
         if sent_tools:
             echo["tools"] = [tool.model_dump(exclude_unset=True) for tool in sent_tools]
@@ -113,14 +110,15 @@ class OpenAIResponses:
             wire=self.name,
             model=sent.model,
             messages=read_input(sent.instructions, sent.input),
-            tools=() if sent.tool_choice == "none" else tools,
+            tools=tools,
             sampling=Sampling(
                 max_tokens=sent.max_output_tokens,
                 temperature=sent.temperature,
                 top_p=sent.top_p,
                 top_k=sent.top_k,
                 seed=sent.seed,
-                stop=stop,
+                stop=stops_of(sent.stop, "stop"),
+                json_schema=_schema((sent.text and sent.text.format) or {}, bool(tools)),
             ),
             stream=bool(sent.stream),
             namespaces=namespaces,
@@ -153,21 +151,32 @@ class OpenAIResponses:
 OPENAI_RESPONSES = OpenAIResponses()
 
 
+def _schema(wanted: Mapping[str, Any], has_tools: bool) -> str | None:
+    """The schema of a `text.format`; `json_object` is one that any object follows."""
+    match wanted.get("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return schema_text({"type": "object"}, "text.format", has_tools)
+        case "json_schema":
+            return schema_text(wanted.get("schema"), "text.format.schema", has_tools)
+        case other:
+            raise BadRequest(
+                f"text.format.type: must be 'text', 'json_object' or 'json_schema', got {other!r}: use one.",
+                "text.format",
+            )
+
+
 def _refuse(sent: _Body) -> None:
     extra = sent.model_extra or {}
     for field, (neutral, mend) in _REFUSED.items():
         value = extra.get(field)
         if value is not None and value not in neutral:
             raise BadRequest(f"{field}: {value!r:.80} is not supported: {mend}.", field)
+    refuse_engine_fields(extra)
     if "message.output_text.logprobs" in (sent.include or ()):
         raise BadRequest(
             "include: log-probs are recorded, not sent: leave message.output_text.logprobs out.", "include"
-        )
-    wanted = sent.text.format.type if sent.text and sent.text.format else "text"
-    if wanted != "text":
-        raise BadRequest(
-            f"text.format: only 'text' is supported, got {wanted!r}: replies cannot be held to a schema here.",
-            "text.format",
         )
     if sent.tool_choice not in (None, "auto", "none"):
         raise BadRequest(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -16,6 +16,7 @@ from gyre_proxy.dialects.inbound import (
     hint_of,
     join_lines,
     refuse_media,
+    shown_block,
     without_cache_marks,
 )
 from gyre_proxy.message import Message, ToolCall
@@ -131,29 +132,25 @@ class _Turn:
 def read_input(instructions: str | None, sent: str | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     """The messages of a request; what stands first for the system, in `instructions` and in items, is one message."""
     entries: list[Message | _Turn] = [Message(role="system", content=instructions)] if instructions else []
-    unknown: list[dict[str, Any]] = []
     for index, value in enumerate([{"role": "user", "content": sent}] if isinstance(sent, str) else sent):
         item = _item(value, f"input.{index}")
         if item is None:
-            unknown.append(dict(value))
+            entries.append(Message(role="user", content=shown_block(value)))
         elif isinstance(item, _Reasoning | _Call) or (isinstance(item, _Said) and item.role == "assistant"):
             _into_turn(entries, item, f"input.{index}")
         else:
-            entries.append(_beside(_message(item, f"input.{index}"), unknown))
-            unknown = []
+            entries.append(_message(item, f"input.{index}"))
     messages = _led([entry.message() if isinstance(entry, _Turn) else entry for entry in _without_leftovers(entries)])
     if not messages or messages[-1].role == "assistant":
         raise BadRequest(
             "input: must end with a message to the model or a tool result, got an assistant item.", "input"
         )
-    if unknown:
-        messages[-1] = _beside(messages[-1], unknown)
     check_results(messages, "input")
     return tuple(messages)
 
 
 def _item(value: Mapping[str, Any], path: str) -> _Said | _Reasoning | _Call | _Result | None:
-    """The item; None for one of a kind that nobody knows, which is kept beside the next message."""
+    """The item; None for one of a kind that nobody knows, which is shown to the model as it is."""
     kind = value.get("type") or "message"
     if kind in _ELSEWHERE:
         raise BadRequest(
@@ -183,8 +180,8 @@ def _into_turn(entries: list[Message | _Turn], item: _Said | _Reasoning | _Call,
         entries.append(turn)
     turn.node = turn.node or node
     name = item.call_id if isinstance(item, _Call) else item.id
-    if name is not None:
-        if name in turn.ids:  # a reply that broke off and was sent again from its start
+    if name is not None and hint_of([name]) is not None:
+        if name in turn.ids:  # a reply of ours that broke off and was sent again from its start
             return
         turn.ids.add(name)
     _add(turn, item, path)
@@ -200,7 +197,7 @@ def _add(turn: _Turn, item: _Said | _Reasoning | _Call, path: str) -> None:
         if item.encrypted_content and hint_of([item.encrypted_content]) is None:
             extra["encrypted_content"] = item.encrypted_content
     else:
-        texts, left = _texts(item.content, f"{path}.content")
+        texts, left = _texts(item.content, f"{path}.content", show=False)
         turn.texts += texts
         turn.left += left
     if extra:
@@ -223,8 +220,8 @@ def _message(item: _Said | _Result, path: str) -> Message:
     )
 
 
-def _texts(parts: Sequence[_Part], path: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Texts of an item's parts, and what else was there."""
+def _texts(parts: Sequence[_Part], path: str, *, show: bool = True) -> tuple[list[str], list[dict[str, Any]]]:
+    """Texts of an item's parts, unknown parts as their JSON if `show`; and what was more than text."""
     texts: list[str] = []
     left: list[dict[str, Any]] = []
     for index, part in enumerate(parts):
@@ -232,6 +229,8 @@ def _texts(parts: Sequence[_Part], path: str) -> tuple[list[str], list[dict[str,
         if text is None:
             refuse_media(part.type, f"{path}.{index}")
             left.append(part.model_dump(exclude_unset=True))
+            if show:
+                texts.append(shown_block(left[-1]))
             continue
         texts.append(text)
         extra = without_cache_marks(part.model_extra)
@@ -262,11 +261,3 @@ def _led(messages: list[Message]) -> list[Message]:
         blocks += [{"type": "message", **raw["fields"]}] if "fields" in raw else []
     text = join_lines(message.content for message in messages[:count])
     return [Message(role="system", content=text, raw={"blocks": blocks} if blocks else None), *messages[count:]]
-
-
-def _beside(message: Message, items: list[dict[str, Any]]) -> Message:
-    """`message` with items that are not shown to the policy: kept, but no part of what makes it the same message."""
-    if not items:
-        return message
-    raw = dict(message.raw or {})
-    return replace(message, raw={**raw, "fields": {**raw.get("fields", {}), "items": items}})
