@@ -4,6 +4,7 @@ The subclass gives the fixtures `served` (a running Engine that serves `models.f
 Real SGLang is the reference; log-probs are checked against a plain transformers forward in float32.
 """
 
+import asyncio
 import functools
 import itertools
 import json
@@ -19,11 +20,13 @@ from transformers import AutoModelForCausalLM
 
 from gyre_train.tiny import make_tiny
 from tests.support.engines import Background, Engine, request, wait_until
+from tests.support.proxy_server import check_run, nodes_of, path_ids, serve_proxy
 
 VOCAB = 512
 CONTEXT = 16384
 TOLERANCE = 1e-4
 PROMPT = list(range(40, 100))
+LONG_REQUEST = {"model": "any", "max_tokens": 400, "messages": [{"role": "user", "content": "Count."}]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,6 +225,32 @@ class EngineContract:
         assert_logprobs(models.first, PROMPT, ids[:cut], found[:cut])
         assert_logprobs(models.second, PROMPT + ids[:cut], ids[cut:], found[cut:])
         assert float((reference_logprobs(models.first, PROMPT, ids) - torch.tensor(found)).abs().max()) > 0.01
+
+    async def test_a_swap_under_replies_through_the_proxy_is_exact(
+        self, engine: Engine, models: Models, tmp_path: Path
+    ) -> None:
+        run, folders = tmp_path / "run", {0: models.first, 1: models.second}
+        async with serve_proxy(run, engine, tokenizer=models.first, poll_s=0.1) as served, served.http() as http:
+            calls = [
+                asyncio.create_task(http.post(f"/x/e{i}/v1/messages", json=LONG_REQUEST, timeout=120)) for i in range(8)
+            ]
+            while not any(g.sampler.num_tokens > 10 for g in served.proxy._going):
+                await asyncio.sleep(0.005)
+            await asyncio.to_thread(engine.post, "/pause_generation", {"mode": "retract"})
+            body = {"model_path": str(models.second), "weight_version": "a:1", "flush_cache": True}
+            swapped = await asyncio.to_thread(engine.post, "/update_weights_from_disk", body)
+            assert swapped.json()["success"]
+            await asyncio.to_thread(engine.post, "/continue_generation")
+            assert [(await call).status_code for call in calls] == [200] * 8
+        nodes, crossed = nodes_of(run), 0
+        for call in check_run(run):
+            output, prompt = nodes[call.output_node], path_ids(nodes, call.prompt_node)
+            crossed += len(output.policy_versions) == 2
+            ids, found = output.token_ids.tolist(), output.logprobs.tolist()
+            for span in output.policy_versions:  # as a fresh prefill of these weights sees all that came before
+                part = slice(span.start, span.end)
+                assert_logprobs(folders[span.n], prompt + ids[: span.start], ids[part], found[part])
+        assert crossed
 
     def test_pause_in_place_keeps_requests_open_and_their_cache(self, engine: Engine, models: Models) -> None:
         running = Background(engine, PROMPT, max_new_tokens=400)

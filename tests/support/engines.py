@@ -26,6 +26,8 @@ class Engine:
     """A running engine: its address and the calls the tests make."""
 
     url: str
+    pid: int = 0
+    """Of the server and of the process group it leads."""
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120, trust_env=False))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
@@ -138,7 +140,6 @@ def sglang_engine(model_dir: Path, *flags: str) -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def _served(command: list[str], port: int, more: dict[str, str], seconds: float = 120) -> Iterator[Engine]:
-    engine = Engine(url=f"http://127.0.0.1:{port}")
     # A session of its own, so that the server's own children end with it.
     process = subprocess.Popen(
         command,
@@ -148,6 +149,7 @@ def _served(command: list[str], port: int, more: dict[str, str], seconds: float 
         text=True,
         start_new_session=True,
     )
+    engine = Engine(url=f"http://127.0.0.1:{port}", pid=process.pid)
     tail: list[str] = []
     reader = threading.Thread(target=_drain, args=(process, tail), daemon=True)
     reader.start()

@@ -53,13 +53,13 @@ class Served:
 
 @asynccontextmanager
 async def serve_proxy(
-    run: Path, *engines: ScriptedEngine, template: Any = None, writer: Any = None, **options: Any
+    run: Path, *engines: Any, template: Any = None, writer: Any = None, tokenizer: Path | None = None, **options: Any
 ) -> AsyncIterator[Served]:
-    """Serve a proxy over engines that are serving already."""
+    """Serve a proxy over engines that are serving already: scripted ones, or real ones with their model's folder."""
     urls = tuple(engine.url for engine in engines)
-    settings = ProxySettings(run=run, engines=urls, tokenizer=run, drain_s=2.0, **options)
+    settings = ProxySettings(run=run, engines=urls, tokenizer=tokenizer or run, drain_s=2.0, **options)
     async with (
-        running(settings, template or ToyTemplate(), writer) as proxy,
+        running(settings, template or (None if tokenizer else ToyTemplate()), writer) as proxy,
         serve_app(build_app(proxy), http=BoundedProtocol.of(settings.bounds)) as url,
         AsyncExitStack() as clients,
     ):
