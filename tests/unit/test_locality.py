@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from gyre_data.schema import Extension
+from gyre_proxy.late_system import SystemForm
 from gyre_proxy.locality import Locality
 from tests.support.driver import Driver, assistant, said, user
 from tests.support.qwen3 import qwen3_template
@@ -96,6 +97,7 @@ def test_only_what_is_new_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     locality = Locality(template)
     monkeypatch.setattr(Locality, "due", lambda self, chain: False)
+    monkeypatch.setattr("gyre_proxy.history.system_form", lambda template: SystemForm.IN_PLACE)
     monkeypatch.setattr(ToyTemplate, "render", counted)
     conversation(template, locality, 30)
     assert max(rendered) == 3, "a stand-in, the turn, and one new message"
