@@ -17,8 +17,8 @@ sglang: .venv-sglang/.ready
 .venv-sglang/.ready: tools/sglang/install.sh $(wildcard tools/sglang/*)
 	tools/sglang/install.sh .venv-sglang
 
-tokenizers:
-	tools/tokenizers/install.sh || true  # tests that need it skip and say so
+tokenizers: setup
+	PYTHON=$(BIN)/python tools/tokenizers/install.sh || true  # tests that need them skip and say so
 
 clients:
 	tools/clients/install.sh .cache/clients
