@@ -78,7 +78,7 @@ class Marker:
         begin = found[0].start()
         if found[0][1] == "v":
             keys = [m for m in self.find(text) if m[1] == "k" and int(m[2]) == index]
-            if len(keys) != 1:
+            if not keys:  # a format may write the key again after the value
                 return None
             begin = keys[0].start()
         return begin, found[0].end()

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from gyre_data.errors import ConfigError
 from gyre_data.types import Ints
 
+from .call_ids import IdStyle, id_style, with_ids
 from .inert import Encoded, LiteralEncoder, guarded_texts
 from .message import Message
 
@@ -89,6 +90,8 @@ class ChatTemplate:
         self.guarded = guarded_texts(tokenizer, sources.values())
         self.think_ids = self._pair("<think>", "</think>")
         ids = {token if isinstance(token, int) else tokenizer.token_to_id(token) for token in stop_tokens}
+        self._id_style = IdStyle.AS_SENT
+        self._id_style = id_style(self._rendered)
         self.stop_ids = frozenset(i for i in ids if i is not None) | self._turn_ends()
 
     @classmethod
@@ -137,7 +140,7 @@ class ChatTemplate:
         """Text of the conversation. Raises RenderError when the template refuses it."""
         source = self._compiled.get("tool_use") if tools else None
         compiled = source or self._compiled["default"]
-        chat = [_aliased(message.for_template()) for message in messages]
+        chat = [_aliased(message.for_template()) for message in with_ids(messages, self._id_style)]
         try:
             return compiled.render(
                 messages=chat,
@@ -185,12 +188,15 @@ class ChatTemplate:
             Message(role="tool", content="b", tool_call_id="call_0"),
         ):
             turn = [Message(role="user", content="a"), Message(role="assistant", content=_PROBE), follow]
-            try:
-                after = self.render(turn, (), False).rpartition(_PROBE)[2].lstrip()
-            except RenderError:
-                continue
+            after = (self._rendered(turn) or "").rpartition(_PROBE)[2].lstrip()
             found |= {i for text, i in added.items() if after.startswith(text)}
         return frozenset(found)
+
+    def _rendered(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self.render(messages, (), False)
+        except RenderError:
+            return None
 
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
