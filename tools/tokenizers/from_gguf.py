@@ -41,13 +41,14 @@ def tokenizer(meta):
     """tokenizer.json of the vocabulary."""
     tokens, kinds = meta["tokenizer.ggml.tokens"], meta["tokenizer.ggml.token_type"]
     special = [i for i, kind in enumerate(kinds) if kind == CONTROL]
+    digits = {"type": "Digits", "individual_digits": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "added_tokens": [{"id": i, "content": tokens[i], **flags} for i in special],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
         "post_processor": None,
         "decoder": byte_level,
         "model": {
@@ -73,8 +74,9 @@ def main():
         else:
             file = stack.enter_context(source.open("rb"))
         meta = metadata(file)
-    if (meta["tokenizer.ggml.model"], meta.get("tokenizer.ggml.pre")) != ("gpt2", "smollm"):
-        sys.exit(f"wanted a smollm vocabulary, {source} has {meta.get('tokenizer.ggml.pre')}; it needs another splitter")
+    kind = (meta["tokenizer.ggml.model"], meta.get("tokenizer.ggml.pre"))
+    if kind != ("gpt2", "smollm"):
+        sys.exit(f"wanted a smollm vocabulary, {source} has {kind}; it needs another splitter")
     tokens = meta["tokenizer.ggml.tokens"]
     config = {
         "bos_token": tokens[meta["tokenizer.ggml.bos_token_id"]],
