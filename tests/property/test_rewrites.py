@@ -148,7 +148,7 @@ CHAT: list[Callable[[dict, Random], dict]] = [
 class Told:
     """One turn that was sampled and sent; `plan` is the next request of its client."""
 
-    def __init__(self, wire: str, client: str, reply: Reply, random: Random) -> None:
+    def __init__(self, wire: str, client: str | None, reply: Reply, random: Random) -> None:
         self.dialect, self.label = load(wire), AgentLabel(client=client)
         self.driver = Driver(ToyTemplate())
         output = [*(random.randrange(97, 123) for _ in range(9)), END]
@@ -194,7 +194,7 @@ def test_claude_code_sends_the_same_turn_back(reply: Reply, random: Random, chos
 @some
 @given(reply=replies(), random=st.randoms(use_true_random=False), chosen=st.sets(st.sampled_from(range(len(CHAT)))))
 def test_chat_clients_send_the_same_turn_back(reply: Reply, random: Random, chosen: set[int]) -> None:
-    told = Told("openai_chat", "pi", reply, random)
+    told = Told("openai_chat", None, reply, random)
     message = told.sent["choices"][0]["message"]
     for number in random.sample(sorted(chosen), len(chosen)):
         message = CHAT[number](message, random)
@@ -227,6 +227,14 @@ def test_another_value_is_another_turn(reply: Reply, random: Random) -> None:
     assume(blocks)
     named = any(block.get("signature") or block["type"] == "tool_use" for block in blocks)
     told.check_fork(told.plan({"role": "assistant", "content": blocks}), what if named else None)
+
+
+def test_a_call_that_does_not_parse_is_text_both_ways() -> None:
+    """So no client gets to mend, wrap or rename it."""
+    reply = Reply(events=(Text(text='<tool_call>{"name": "Bash", "argu', malformed_call=True),), finish="length")
+    told = Told("openai_chat", None, reply, Random(1))
+    assert not told.sent["choices"][0]["message"].get("tool_calls")
+    told.check_same(told.plan(told.sent["choices"][0]["message"]))
 
 
 @pytest.mark.parametrize("client", ["claude-code", None])

@@ -60,24 +60,20 @@ BIG = 12345678901234567890
 
 
 @pytest.mark.parametrize(
-    ("sent", "echoed", "client", "same"),
+    ("sent", "echoed", "same"),
     [
-        ({"n": BIG}, {"n": 12345678901234567000}, "pi", True),
-        ({"n": {"deep": [BIG]}}, {"n": {"deep": [12345678901234567000]}}, "qwen-code", True),
-        ({"n": BIG}, {"n": 12345678901234567000}, None, False),
-        ({"n": BIG}, {"n": 12345678901234590000}, "pi", False),
-        ({"n": True}, {"n": 1}, "pi", False),
-        ("{bad", {"__unparsedToolInput": {"raw": "{bad", "len": 4}}, "claude-code", True),
-        ("{bad", {"__unparsedToolInput": {"raw": "{good", "len": 5}}, "claude-code", False),
-        ("{bad", {"__unparsedToolInput": {"raw": "{bad", "len": 4}}, None, False),
-        ('{"a": "b', {"a": "b"}, "pi", True),
-        ('{"a": "b', {"a": "b"}, "claude-code", False),
-        ({"a": "b"}, "[1]", "pi", False),
+        ({"n": BIG}, {"n": 12345678901234567000}, True),
+        ({"n": {"deep": [BIG]}}, {"n": {"deep": [12345678901234567000]}}, True),
+        ({"n": BIG}, {"n": 12345678901234590000}, False),
+        ({"n": 2**53 + 1}, {"n": 2**53 - 1}, False),
+        ({"n": 1e16}, {"n": 10**16}, True),
+        ({"n": True}, {"n": 1}, False),
+        ({"a": "b"}, "[1]", False),
     ],
 )
-def test_known_rewrites_of_arguments(sent, echoed, client: str | None, same: bool) -> None:
+def test_numbers_are_the_doubles_that_clients_read(sent, echoed, same: bool) -> None:
     one, two = (assistant("", ToolCall(name="a", arguments=arguments)) for arguments in (sent, echoed))
-    assert same_turn(one, two, client) is same
+    assert same_turn(one, two, None) is same
 
 
 def test_a_renamed_tool_is_the_same_call_only_with_its_name() -> None:

@@ -207,7 +207,7 @@ def _refuse(sent: _Body) -> None:
         if value is not None and value not in neutral:
             wanted = " or ".join(map(repr, neutral)) or "absent"
             raise BadRequest(
-                f"{field}: must be {wanted}, got {value!r}: it is not supported here, leave it out.", field
+                f"{field}: must be {wanted}, got {value!r:.80}: it is not supported here, leave it out.", field
             )
     if sent.tool_choice not in (None, "auto", "none"):
         raise BadRequest(
