@@ -17,10 +17,22 @@ from tests.support.proxy_server import check_run, serve_proxy
 from tests.support.qwen3 import qwen3_template
 
 ROOT = Path(__file__).resolve().parents[2]
-PI, CLAUDE = "@mariozechner/pi-coding-agent", "@anthropic-ai/claude-code"
+PI, CLAUDE, CODEX = "@mariozechner/pi-coding-agent", "@anthropic-ai/claude-code", "@openai/codex"
 QWEN, OPENCODE, MINI = "@qwen-code/qwen-code", "opencode-ai", "mini-swe-agent"
 
-__all__ = ["CLAUDE", "MINI", "OPENCODE", "PI", "QWEN", "Played", "client_path", "documented", "play", "run_client"]
+__all__ = [
+    "CLAUDE",
+    "CODEX",
+    "MINI",
+    "OPENCODE",
+    "PI",
+    "QWEN",
+    "Played",
+    "client_path",
+    "documented",
+    "play",
+    "run_client",
+]
 
 
 def client_path(*names: str) -> str:

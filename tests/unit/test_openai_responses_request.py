@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gyre_proxy.dialects import BadRequest, load
+from gyre_proxy.dialects.openai_responses import _REFUSED
 from gyre_proxy.message import Message, Request, Sampling, ToolCall
 from gyre_proxy.same_turn import canonical_message
 
@@ -181,6 +182,11 @@ def test_sampling_is_read_and_neutral_settings_pass() -> None:
     assert request.stream
     assert request.echo["reasoning"] == {"effort": "high", "summary": "auto"}
     assert b"".join(request.body_pieces).startswith(b'{"model": "m", "input": "q"')
+
+
+def test_every_refused_field_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "responses.md").read_text()
+    assert [field for field in _REFUSED if f"`{field}`" not in page] == []
 
 
 def test_a_schema_holds_the_reply() -> None:
