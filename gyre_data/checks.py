@@ -262,6 +262,7 @@ def _check_links(tables: Tables, notes: list[str]) -> Iterator[Problem]:
         ("calls", "environment_state_id", "environments", "state_id"),
         ("scores", "state_id", "environments", "state_id"),
         ("environments", "parent_id", "environments", "state_id"),
+        ("routed_experts", "node_id", "nodes", "node_id"),
     ):
         known = _Ids(tables[target].column(key).to_pylist())
         for name in {v for v in tables[table].column(column).to_pylist() if v is not None and v not in known}:
@@ -307,7 +308,9 @@ CHECKS: tuple[Check, ...] = (
     Check(says="log-probs and versions match the ids", tables=("nodes",), run=_check_alignment),
     Check(says="calls and their nodes agree", tables=("calls", "nodes"), run=_check_calls),
     Check(
-        says="event rows name what exists", tables=("deliveries", "calls", "scores", "environments"), run=_check_links
+        says="event rows name what exists",
+        tables=("deliveries", "calls", "scores", "environments", "routed_experts", "nodes"),
+        run=_check_links,
     ),
     Check(says="blobs hash to their ids", tables=("blobs",), run=_check_blobs),
     Check(says="named blobs exist", tables=("nodes", "calls", "blobs"), run=_check_blob_links),

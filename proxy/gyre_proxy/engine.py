@@ -6,6 +6,7 @@ this process (an engine dies of them), and whatever goes wrong on the hop is an 
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
@@ -22,7 +23,11 @@ from httpx_aiohttp import AiohttpTransport
 from gyre_data.errors import ConfigError, EngineError
 from gyre_data.types import Floats, Ints
 
+from .experts import ExpertShape
+
 __all__ = ["Chunk", "ChunkReader", "EngineClient", "EngineInfo", "EngineRefusedError", "http_client"]
+
+log = logging.getLogger(__name__)
 
 _NO_IDS = np.empty(0, np.int32)
 _NO_LOGPROBS = np.empty(0, np.float32)
@@ -46,6 +51,8 @@ class EngineInfo:
     """Most tokens of prompt and output together."""
     max_prompt: int | None = None
     """A prompt must be shorter than this: the window, or the cache if that is smaller."""
+    experts: ExpertShape | None = None
+    """Shape of a token's routing, for an engine that says which experts it chose."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -59,6 +66,8 @@ class Chunk:
     message: str | None = None
     cached_tokens: int | None = None
     versions: tuple[tuple[str, int, int], ...] = ()
+    experts: str | None = None
+    """Routed experts as the engine gives them, with the finish."""
 
 
 def http_client(max_connections: int = 4096) -> httpx.AsyncClient:
@@ -143,6 +152,7 @@ class ChunkReader:
             message=finish.get("message"),
             cached_tokens=self._meta.get("cached_tokens"),
             versions=tuple(self._spans),
+            experts=self._meta.get("routed_experts") if finish else None,
         )
 
     def _align(self, finished: bool) -> None:
@@ -213,13 +223,14 @@ class EngineClient:
             weight_version=str(model.get("weight_version") or "default"),
             model_path=path,
             tokenizer_path=model.get("tokenizer_path") or server.get("tokenizer_path") or path,
-            vocab_size=_first_int(model.get("vocab_size"), server.get("vocab_size"), _config_vocab(path)),
+            vocab_size=_first_int(model.get("vocab_size"), server.get("vocab_size"), _config(path).get("vocab_size")),
             context_length=_first_int(
                 model.get("context_length"),
                 server.get("context_length"),
                 *(card.get("max_model_len") for card in cards or []),
             ),
             max_prompt=_first_int(server.get("max_req_input_len")),
+            experts=_expert_shape(path) if server.get("enable_return_routed_experts") else None,
         )
 
     async def weight_version(self, seconds: float = 10.0) -> str:
@@ -235,21 +246,24 @@ class EngineClient:
         return True
 
     async def generate(
-        self, rid: str, input_ids: Ints, sampling: dict[str, Any], extra_key: str
+        self, rid: str, input_ids: Ints, sampling: dict[str, Any], extra_key: str, experts_from: int | None = None
     ) -> AsyncGenerator[Chunk]:
-        """Sample a reply, chunk by chunk. Ends after the chunk that carries a finish; otherwise raises EngineError."""
-        body = orjson.dumps(
-            {
-                "rid": rid,
-                "input_ids": input_ids,
-                "sampling_params": {**sampling, "stream_interval": _STREAM_INTERVAL},
-                "return_logprob": True,
-                "logprob_start_len": -1,
-                "stream": True,
-                "extra_key": extra_key,
-            },
-            option=orjson.OPT_SERIALIZE_NUMPY,
-        )
+        """Sample a reply, chunk by chunk. Ends after the chunk that carries a finish; otherwise raises EngineError.
+
+        With `experts_from` that chunk also carries the routed experts of the positions from there on.
+        """
+        wanted: dict[str, Any] = {
+            "rid": rid,
+            "input_ids": input_ids,
+            "sampling_params": {**sampling, "stream_interval": _STREAM_INTERVAL},
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "stream": True,
+            "extra_key": extra_key,
+        }
+        if experts_from is not None:
+            wanted |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
+        body = orjson.dumps(wanted, option=orjson.OPT_SERIALIZE_NUMPY)
         reader = ChunkReader()
         try:
             request = self._http.build_request(
@@ -362,12 +376,27 @@ def _first_int(*values: Any) -> int | None:
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
-def _config_vocab(model_path: str | None) -> int | None:
-    """Vocabulary size from the checkpoint's config, when the engine's folder can be read from here."""
+def _config(model_path: str | None) -> dict[str, Any]:
+    """The checkpoint's config, when the engine's folder can be read from here."""
     if not model_path:
-        return None
+        return {}
     try:
-        value = orjson.loads((Path(model_path) / "config.json").read_bytes()).get("vocab_size")
+        value = orjson.loads((Path(model_path) / "config.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _expert_shape(model_path: str | None) -> ExpertShape | None:
+    config = _config(model_path)
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) else config
+    num_layers, top_k = (_first_int(config.get(name)) for name in ("num_hidden_layers", "num_experts_per_tok"))
+    if num_layers is None or top_k is None:
+        log.warning(
+            "the engine gives routed experts, but %s/config.json does not say how many layers and experts per token "
+            "there are; make the checkpoint's folder readable here to have them recorded",
+            model_path,
+        )
         return None
-    return value if isinstance(value, int) else None
+    return ExpertShape(num_layers=num_layers, top_k=top_k)

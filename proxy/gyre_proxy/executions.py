@@ -20,6 +20,7 @@ from gyre_data.errors import ConfigError
 from gyre_data.schema import EndReason
 from gyre_data.types import EnvironmentState, ExecutionEvent, GroupEvent, PolicyVersion, Score
 
+from .experts import KnownExperts
 from .recorder import Scope
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Execution:
     history: History | None = None
     scope: Scope = field(default_factory=Scope)
     """Belongs to `history`: its rows build on one another."""
+    experts: KnownExperts = field(default_factory=KnownExperts)
+    """Belongs to `history`: what of its routed experts is on record."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     generations: dict[str, Generation] = field(default_factory=dict)
     """The newest generation of each request identity, for as long as a retry of it would matter."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from gyre_data.errors import CaptureError, GyreError
 from gyre_data.schema import CallStatus, DeliveryState
-from gyre_data.types import Ints
+from gyre_data.types import Ints, RoutedExperts
 
 from .capture import CallFacts, call_row, delivery_row, told_reason
 from .events import EventLog
@@ -292,7 +292,15 @@ class Generation:
             stop_reason=told_reason(facts.request.wire, self.reply, self.text.stopped) if error is None else None,
             error=str(error) if error else None,
         )
-        return [*written.nodes, row], [*written.blobs.values(), *facts.blobs]
+        return [*written.nodes, *self._experts(), row], [*written.blobs.values(), *facts.blobs]
+
+    def _experts(self) -> Sequence[RoutedExperts]:
+        routing, plan = self.sampler.routing, self.facts.plan
+        if routing is None:
+            return ()
+        end = len(plan.prompt_ids) + self.sampler.num_tokens
+        path = [*self.history.spans(plan), (self.facts.output_node_id, len(plan.prompt_ids), end)]
+        return self.execution.experts.rows(self.call_id, path, routing)
 
     def _grow(self, events: Sequence[ReplyEvent]) -> None:
         if events:

@@ -215,6 +215,13 @@ class History:
         prompt_ids = np.concatenate([above.token_ids, new_ids])
         return Layout(path=path, drafts=drafts, prompt_ids=prompt_ids, from_turn=from_turn, check=check)
 
+    def spans(self, plan: PromptPlan) -> Iterator[tuple[str, int, int]]:
+        """Each node of a prompt with the positions that it covers, half open."""
+        new = {draft.node_id: draft for draft in plan.new_nodes}
+        for node_id in plan.node_ids:
+            node = new.get(node_id) or self._forest[node_id]
+            yield node_id, node.start_pos, node.start_pos + len(node.token_ids)
+
     # ------------------------------------------------------------------ reserve, commit
 
     def reserve(self, plan: PromptPlan) -> None:

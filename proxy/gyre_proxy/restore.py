@@ -13,6 +13,7 @@ from gyre_data.store import Run
 from gyre_data.types import Call, EnvironmentState, ExecutionEvent, GroupEvent, Node, Score
 
 from .executions import Executions
+from .experts import KnownExperts
 from .history import History
 
 __all__ = ["load_executions", "restore_history", "same_recording"]
@@ -40,12 +41,15 @@ def load_executions(executions: Executions, run: Run) -> None:
     executions.load(events, environments, scores, groups, calls)
 
 
-def restore_history(history: History, run: Run, execution_id: str) -> None:
-    """Rebuild an execution's history from its recorded nodes and calls."""
+def restore_history(history: History, run: Run, execution_id: str) -> KnownExperts:
+    """Rebuild an execution's history from its recorded nodes and calls; gives what of its experts is on record."""
     run.refresh()
     nodes: list[Node] = from_table("nodes", _rows_of(run.table("nodes"), execution_id))
     calls: list[Call] = from_table("calls", _rows_of(run.table("calls"), execution_id))
     history.restore(nodes, calls, run.blob)
+    experts = run.table("routed_experts")
+    of_nodes = pa.array([node.node_id for node in nodes], pa.string())
+    return KnownExperts(from_table("routed_experts", experts.filter(pc.is_in(experts.column("node_id"), of_nodes))))
 
 
 def _rows_of(table: pa.Table, execution_id: str) -> pa.Table:

@@ -7,6 +7,7 @@ token keeps its own log-prob, engine and weight version. The harness notices not
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator
@@ -21,9 +22,12 @@ from gyre_data.errors import CaptureError, ConfigError, EngineError
 from gyre_data.types import Attempt, Floats, Ints, VersionSpan
 
 from .engine import Chunk, EngineRefusedError
+from .experts import Routing
 from .router import Engine, Rider, Router, read_version
 
 __all__ = ["Sampler", "SamplerLimits"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +54,15 @@ class Sampler:
     vocab_size: int
     policy_id: str | None = None
     limits: SamplerLimits = field(default_factory=SamplerLimits)
+    experts_from: int = 0
+    """First position whose routed experts are not on record, for engines that give them."""
 
     num_tokens: int = 0
     finish: str | None = None
     matched: int | str | None = None
     cached_tokens: int | None = None
     first_token_at: datetime | None = None
+    routing: Routing | None = None
     attempts: list[Attempt] = field(default_factory=list)
     _ids: list[Ints] = field(default_factory=list)
     _logprobs: list[Floats] = field(default_factory=list)
@@ -156,7 +163,8 @@ class Sampler:
             # A continuation draws anew: engines count draws from the start of a request, not of the reply.
             sampling["sampling_seed"] = (sampling["sampling_seed"] + start) % 2**63
         self._spans, self._named, self._start = self.versions, (), start
-        generate = engine.client.generate(self._rid, prompt, sampling, str(engine.version))
+        experts_from = None if engine.info.experts is None else self.experts_from
+        generate = engine.client.generate(self._rid, prompt, sampling, str(engine.version), experts_from)
         async with self._riding(engine), aclosing(generate) as chunks:
             async for chunk in chunks:
                 self._take(chunk, engine)
@@ -166,6 +174,7 @@ class Sampler:
                     raise EngineError(f"engine {engine.url} left in mid-reply: {chunk.message or 'aborted'}")
                 if chunk.finish:
                     self.finish, self.matched = chunk.finish, chunk.matched
+                    self._take_experts(chunk, engine)
                     self._note_attempt(engine, start, (chunk.message or "aborted") if left else None)
                     engine.served += 1
 
@@ -231,6 +240,15 @@ class Sampler:
             except ConfigError as error:
                 raise CaptureError(str(error)) from error
             self._version = self._named[-1][0]
+
+    def _take_experts(self, chunk: Chunk, engine: Engine) -> None:
+        if engine.info.experts is None or chunk.experts is None:
+            return
+        num_tokens = max(0, len(self.prompt_ids) + self.num_tokens - 1 - self.experts_from)
+        try:
+            self.routing = Routing.read(chunk.experts, engine.info.experts, self.experts_from, num_tokens)
+        except EngineError as error:  # the reply is good without them
+            log.warning("engine %s: %s; they are not recorded for call %s", engine.url, error, self.call_id)
 
     def _span(self, version: str, start: int, end: int) -> VersionSpan:
         policy = read_version(version, self.policy_id)

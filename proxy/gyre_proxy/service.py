@@ -30,6 +30,7 @@ from .dialects import WIRES, load
 from .dialects.base import Dialect
 from .events import EventLog
 from .executions import Execution, Executions
+from .experts import KnownExperts
 from .faults import CallError
 from .generation import Generation
 from .history import History
@@ -161,10 +162,11 @@ class Proxy:
                 late_system=self.late_system,
                 locality=self.locality,
             )
+            experts = KnownExperts()
             if execution.num_calls:
                 async with self._reading:
-                    await asyncio.to_thread(restore_history, history, self._run, execution.execution_id)
-            execution.history, execution.scope = history, Scope()
+                    experts = await asyncio.to_thread(restore_history, history, self._run, execution.execution_id)
+            execution.history, execution.scope, execution.experts = history, Scope(), experts
         return execution.history
 
     # --- calls --------------------------------------------------------------------------------------------------------
@@ -255,6 +257,12 @@ class Proxy:
             request.sampling.stop,
         )
 
+    def _experts_from(self, execution: Execution, history: History, plan: PromptPlan) -> int:
+        """First position whose routed experts are to be asked for; of use only to engines that give them."""
+        if not any(engine.info.experts for engine in self.router.engines):
+            return 0
+        return execution.experts.unknown_from(history.spans(plan))
+
     def _generation(
         self,
         execution: Execution,
@@ -296,6 +304,7 @@ class Proxy:
             vocab_size=self.vocab_size,
             policy_id=self.settings.policy,
             limits=self.settings.limits,
+            experts_from=self._experts_from(execution, history, plan),
         )
         return Generation(
             facts=facts,

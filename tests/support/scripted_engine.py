@@ -32,6 +32,7 @@ class ScriptedEngine:
         self.context_length: int | None = None
         self.down = False
         self.deaf = False
+        self.facts: dict[str, Any] = {}
         self.flow = asyncio.Event()
         self.flow.set()
         self.url = ""
@@ -71,7 +72,11 @@ class ScriptedEngine:
                 self._aborts.setdefault(rid, asyncio.Event()).set()
             await _json(send, {})
             return
-        answer: dict[str, Any] = {"model_path": "toy", "weight_version": self.version, "vocab_size": self.vocab}
+        answer: dict[str, Any] = {
+            "model_path": "toy",
+            "weight_version": self.version,
+            "vocab_size": self.vocab,
+        } | self.facts
         if self.context_length:
             answer["context_length"] = self.context_length
         await _json(send, answer, 404 if path in ("/tokenize", "/v1/models") else 200)

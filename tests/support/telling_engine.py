@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tests.support.scripted_engine import ScriptedEngine
 
-__all__ = ["Policy", "TellingEngine", "told"]
+__all__ = ["Policy", "TellingEngine", "routed", "told"]
 
 
 class Policy:
@@ -45,8 +49,17 @@ class TellingEngine(ScriptedEngine):
 
     async def _chunks(self, reply: dict[str, Any], body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         async for chunk in super()._chunks(reply, body):
+            if chunk and chunk["meta_info"]["finish_reason"] and body.get("return_routed_experts"):
+                last = len(body["input_ids"]) + chunk["meta_info"]["completion_tokens"] - 1
+                positions = np.arange(body["routed_experts_start_len"], last)
+                chunk["meta_info"]["routed_experts"] = base64.b64encode(routed(positions).tobytes()).decode()
             yield chunk
             await asyncio.sleep(self.pause_s)
+
+
+def routed(positions: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """The experts of these positions, whichever engine computes them: two layers, three experts each."""
+    return (positions[:, None, None] * 6 + np.arange(6).reshape(2, 3)).astype(np.int32) % 1000
 
 
 def told(number: int, position: int) -> float:
