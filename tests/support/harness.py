@@ -115,6 +115,8 @@ class Harness:
     random: Random
     stops: dict[str, str] = field(default_factory=dict)
     """Stop text by the role that comes next, where it matters."""
+    calls: float = 0.6
+    """How many of the replies call tools."""
     log: list[tuple[str, object]] = field(default_factory=list)
 
     def start(self) -> list[Message]:
@@ -123,7 +125,7 @@ class Harness:
 
     def sample(self, kind: str, chat: list[Message]) -> list[Message]:
         """One call, and the conversation after it as the client sees it."""
-        with_calls = self.random.random() < 0.6
+        with_calls = self.random.random() < self.calls
         if self.stops:
             self.model.stop = self.stops["tool" if with_calls else "user"]
         cut = not with_calls and self.random.random() < 0.15
