@@ -7,7 +7,7 @@ reason and says where it first differs from the newest call of its conversation 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,12 +19,10 @@ from .forest import Entry, Path
 from .lineage import CallState, Lineage, Spawn, labelled_conversation, new_conversation
 from .matching import Turn, Walk
 from .message import Message
-from .roles import AgentLabel, base_role
+from .roles import SUMMARIES, AgentLabel, base_role, summary_role
 from .same_turn import difference, echoed_as_sent
 
 __all__ = ["Kinship", "Told", "describe"]
-
-_SUMMARIES = (AgentRole.MAIN_SUMMARY, AgentRole.SUB_AGENT_SUMMARY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,8 +42,6 @@ class Kinship:
     from_turn: bool
     """The ids of the deepest sampled turn were kept."""
     check: CannotExtend | None
-    quiet: bool
-    """No call is under way."""
     path_of: Callable[[Entry], Path]
     """The path to a node."""
 
@@ -72,6 +68,8 @@ class Told:
 
     role: AgentRole
     role_source: str
+    agent_id: str | None
+    parent_agent_id: str | None
     conversation: str
     extension: Extension
     branch_reason: BranchReason | None
@@ -86,12 +84,12 @@ class Told:
 
 def describe(kin: Kinship, lineage: Lineage) -> Told:
     """Everything a call's row says about its place."""
-    role, source, conversation = _role(kin, lineage)
+    place = _place(kin, lineage)
+    role, conversation = place.role, place.conversation
     newest = lineage.newest.get(conversation)
-    sub_agent = base_role(role) is AgentRole.SUB_AGENT
-    spawned_by: Spawn = (None, None)
-    if sub_agent:
-        spawned_by = lineage.spawned_by(kin.label.agent_id, kin.label.parent_agent_id, kin.messages)
+    spawned_by = place.spawned_by
+    if base_role(role) is AgentRole.SUB_AGENT and spawned_by == (None, None):
+        spawned_by = lineage.spawned_by(place.agent_id, place.parent_agent_id, kin.messages)
     extension = _extension(kin, lineage, conversation)
     reason = _reason(kin, extension, role, newest)
     technical = kin.check is not None and not isinstance(kin.check, StripsThinking)
@@ -99,12 +97,14 @@ def describe(kin: Kinship, lineage: Lineage) -> Told:
     message, token, lost = (None, None, None) if simple or newest is None else _difference(kin, newest)
     return Told(
         role=role,
-        role_source=source,
+        role_source=place.source,
+        agent_id=place.agent_id,
+        parent_agent_id=place.parent_agent_id,
         conversation=conversation,
         extension=extension,
         branch_reason=reason,
         fork_check=str(kin.check) if technical else None,
-        continues_from=_continues_from(kin, lineage, extension, reason, conversation, newest),
+        continues_from=_continues_from(kin, lineage, extension, reason, place, newest),
         spawned_by=spawned_by,
         first_difference_message=message,
         first_difference_token=token,
@@ -113,25 +113,86 @@ def describe(kin: Kinship, lineage: Lineage) -> Told:
     )
 
 
-def _role(kin: Kinship, lineage: Lineage) -> tuple[AgentRole, str, str]:
-    """Role, how it is known, conversation."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Whose call it is and how that is known."""
+
+    role: AgentRole
+    source: str
+    conversation: str
+    agent_id: str | None
+    parent_agent_id: str | None
+    spawned_by: Spawn = (None, None)
+    summed_up: CallState | None = None
+    """The summary that stands in its messages."""
+
+
+def _place(kin: Kinship, lineage: Lineage) -> _Place:
+    """The place that the label gives, or for a request that has none what it repeats and what came before."""
     label = kin.label
     if label.role is not None:
-        conversation = labelled_conversation(label.agent_id, label.role)
-        if label.summary and label.source == "shape":
-            # The words alone prove nothing: there must be a conversation to sum up, and the request must hold it.
-            known = conversation in lineage.newest and bool(kin.path)
-            return (label.role, "shape", conversation) if known else (base_role(label.role), "client", conversation)
-        return label.role, label.source, conversation
+        return _labelled(kin, lineage, label.role)
     if kin.retried and (uses := lineage.uses(kin.prompt_node)):
-        return uses[-1].role, "inherited", uses[-1].conversation
-    held = kin.turn or kin.copied
+        return _of_label(label, uses[-1].role, "inherited", uses[-1].conversation)
+    turn = kin.turn or kin.copied
+    summed_up = lineage.summary_in(kin.messages)
+    held = lineage.call_of(turn) if turn is not None else summed_up
+    main = labelled_conversation(label.agent_id, AgentRole.MAIN)
+    if label.summary:
+        held = held or lineage.newest.get(main)
+        return _like(held, summary_role(base_role(held.role)), "shape") if held else _stranger(kin)
     if held is not None:
-        call = lineage.call_of(held)
-        return base_role(call.role), "inherited", call.conversation
-    if kin.quiet and not lineage.started:
-        return AgentRole.MAIN, "first", labelled_conversation(None, AgentRole.MAIN)
-    return AgentRole.UNKNOWN, "none", new_conversation(kin.prompt_node)
+        return replace(_like(held, base_role(held.role), "inherited"), summed_up=summed_up)
+    started = lineage.started_by(label.spawner, kin.messages) if label.spawner else None
+    if started is not None:
+        by, spawn = started
+        return _Place(
+            role=AgentRole.SUB_AGENT,
+            source="spawn",
+            conversation=labelled_conversation(spawn[1], AgentRole.SUB_AGENT),
+            agent_id=spawn[1],  # nothing else names it, and a call starts one agent
+            parent_agent_id=by.agent_id,
+            spawned_by=spawn,
+        )
+    return _of_label(label, AgentRole.MAIN, "first", main) if lineage.untouched else _stranger(kin)
+
+
+def _labelled(kin: Kinship, lineage: Lineage, role: AgentRole) -> _Place:
+    """The words alone of a summary request prove nothing: there must be a conversation to sum up, and the request must
+    hold it, unless words that only the client can have written say so."""
+    label = kin.label
+    conversation = labelled_conversation(label.agent_id, role)
+    if not label.summary or label.source != "shape":
+        return _of_label(label, role, label.source, conversation)
+    if conversation in lineage.newest and (label.evident or kin.path):
+        return _of_label(label, role, "shape", conversation)
+    return _stranger(kin) if label.evident else _of_label(label, base_role(role), "client", conversation)
+
+
+def _of_label(label: AgentLabel, role: AgentRole, source: str, conversation: str) -> _Place:
+    return _Place(
+        role=role,
+        source=source,
+        conversation=conversation,
+        agent_id=label.agent_id,
+        parent_agent_id=label.parent_agent_id,
+    )
+
+
+def _like(state: CallState, role: AgentRole, source: str) -> _Place:
+    """The place of a call that belongs to the conversation of an earlier one."""
+    return _Place(
+        role=role,
+        source=source,
+        conversation=state.conversation,
+        agent_id=state.agent_id,
+        parent_agent_id=state.parent_agent_id,
+    )
+
+
+def _stranger(kin: Kinship) -> _Place:
+    """A conversation that nobody labelled and that extends nothing: never trained."""
+    return _of_label(kin.label, AgentRole.UNKNOWN, "none", new_conversation(kin.prompt_node))
 
 
 def _extension(kin: Kinship, lineage: Lineage, conversation: str) -> Extension:
@@ -140,7 +201,8 @@ def _extension(kin: Kinship, lineage: Lineage, conversation: str) -> Extension:
         return Extension.RETRY if same else Extension.FORK
     turn, last = kin.turn, kin.walk.last
     if kin.from_turn and turn is not None and last is not None:
-        if not kin.only_adds or turn.entry.children:
+        own = lineage.call_of(turn).conversation == conversation and not lineage.followed(turn, conversation)
+        if not (kin.only_adds and own):
             return Extension.FORK
         as_sent = echoed_as_sent(turn.reply, kin.messages[last])
         return Extension.BRIDGE if as_sent else Extension.REPAIR
@@ -159,7 +221,7 @@ def _reason(kin: Kinship, extension: Extension, role: AgentRole, newest: CallSta
     if kin.check is not None and kin.only_adds:
         return BranchReason.TEMPLATE
     goes_back = kin.from_turn and kin.only_adds
-    if role in _SUMMARIES or (newest.role in _SUMMARIES and not goes_back):
+    if role in SUMMARIES or (newest.role in SUMMARIES and not goes_back):
         return BranchReason.COMPACTION
     return BranchReason.REWIND if goes_back else BranchReason.CONTEXT_REWRITE
 
@@ -169,16 +231,22 @@ def _continues_from(
     lineage: Lineage,
     extension: Extension,
     reason: BranchReason | None,
-    conversation: str,
+    place: _Place,
     newest: CallState | None,
 ) -> str | None:
     if extension is Extension.RETRY:
-        uses = [use for use in lineage.uses(kin.prompt_node) if use.conversation == conversation]
+        uses = [use for use in lineage.uses(kin.prompt_node) if use.conversation == place.conversation]
         return uses[-1].continues_from
-    if reason is BranchReason.COMPACTION and newest is not None and newest.role in _SUMMARIES:
-        return newest.call_id
     held = kin.turn or kin.copied
-    return held.call_id if held is not None else None
+    if place.role in SUMMARIES:
+        if held is not None or newest is None:
+            return held.call_id if held is not None else None
+        return newest.continues_from if newest.role in SUMMARIES else newest.call_id
+    if reason is BranchReason.COMPACTION and newest is not None and newest.role in SUMMARIES:
+        return newest.call_id
+    if held is not None:
+        return held.call_id
+    return place.summed_up.call_id if place.summed_up else None
 
 
 def _echo_difference(kin: Kinship, lineage: Lineage) -> str | None:

@@ -110,7 +110,6 @@ class History:
             prompt_ids=prompt_ids,
             prompt_node=last.node_id,
             messages=request.messages,
-            quiet=not self._active,
             path_of=self._forest.path,
         )
         told = describe(kinship, self._lineage)
@@ -129,8 +128,8 @@ class History:
             continues_from=told.continues_from,
             agent_role=told.role,
             role_source=told.role_source,
-            agent_id=label.agent_id,
-            parent_agent_id=label.parent_agent_id,
+            agent_id=told.agent_id,
+            parent_agent_id=told.parent_agent_id,
             spawned_by_node=told.spawned_by[0],
             spawned_by_tool_call=told.spawned_by[1],
             identity=_identity(request, label, tools_digest, walk),

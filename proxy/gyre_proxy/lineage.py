@@ -11,9 +11,9 @@ from gyre_data.types import Call
 
 from .forest import Entry
 from .matching import Turn, Walk
-from .message import Message
+from .message import Message, ToolCall
 from .plan import PromptPlan
-from .roles import base_role
+from .roles import SUMMARIES, base_role
 from .same_turn import canonical_hash, same_turn
 
 __all__ = ["CallState", "Lineage", "PromptUse", "Spawn", "labelled_conversation", "new_conversation"]
@@ -31,6 +31,7 @@ class CallState:
     conversation: str
     role: AgentRole
     agent_id: str | None
+    parent_agent_id: str | None
     wire: str | None
     continues_from: str | None
     prompt: Entry
@@ -69,11 +70,28 @@ class Lineage:
         self._uses: dict[str, list[PromptUse]] = {}
         self._spawns: dict[str, Spawn] = {}
         self._active: dict[int, PromptPlan] = {}
+        self._followed: set[tuple[str | None, str]] = set()
+        self._started = False
 
     @property
-    def started(self) -> bool:
-        """Whether any call has sampled something."""
-        return bool(self._by_output)
+    def untouched(self) -> bool:
+        """Whether nothing was sampled yet and no call is under way. Calls beside the task do not count."""
+        going = any(plan.agent_role is not AgentRole.SIDE for plan in self._active.values())
+        return not (self._started or going)
+
+    def followed(self, turn: Turn, conversation: str) -> bool:
+        """Whether the conversation went on from that turn before."""
+        return (turn.call_id, conversation) in self._followed
+
+    def summary_in(self, messages: Sequence[Message]) -> CallState | None:
+        """The summary call that ended a conversation and whose words are in one of the messages."""
+        texts = [message.content for message in messages if message.role == "user"]
+        for state in reversed(self.newest.values()):
+            if state.role in SUMMARIES and state.output is not None:
+                words = state.output.reply.content.strip()
+                if len(words) >= _LEAST_CONTAINED and any(words in text for text in texts):
+                    return state
+        return None
 
     def call_of(self, turn: Turn) -> CallState:
         """The call that sampled `turn`."""
@@ -114,6 +132,7 @@ class Lineage:
         """A call is under way."""
         self._active[id(plan)] = plan
         self._uses.setdefault(plan.node_ids[-1], []).append(_use(plan))
+        self._followed.add((plan.continues_from, plan.conversation))
 
     def commit(self, plan: PromptPlan, call_id: str, prompt: Entry, output: Turn | None) -> None:
         """A call is done."""
@@ -124,6 +143,7 @@ class Lineage:
                 conversation=plan.conversation,
                 role=plan.agent_role,
                 agent_id=plan.agent_id,
+                parent_agent_id=plan.parent_agent_id,
                 wire=plan.wire,
                 continues_from=plan.continues_from,
                 prompt=prompt,
@@ -143,6 +163,7 @@ class Lineage:
             conversation=conversation,
             role=role,
             agent_id=call.agent_id,
+            parent_agent_id=call.parent_agent_id,
             wire=call.wire,
             continues_from=call.continues_from,
             prompt=prompt,
@@ -154,7 +175,7 @@ class Lineage:
         """What the plan had said: only unlabelled calls have a conversation that is not in their row."""
         if call.role_source == "none":
             return new_conversation(prompt.node_id)
-        if call.role_source == "inherited":
+        if call.role_source in ("inherited", "shape"):
             if (uses := self.uses(prompt.node_id)) and call.extension == "retry":
                 return uses[-1].conversation
             if call.continues_from in self._calls:
@@ -162,8 +183,11 @@ class Lineage:
         return labelled_conversation(call.agent_id, call.agent_role)
 
     def _add(self, state: CallState, spawn: Spawn) -> None:
+        self.newest.pop(state.conversation, None)  # so that the newest of all comes last
         self._calls[state.call_id] = self.newest[state.conversation] = state
+        self._followed.add((state.continues_from, state.conversation))
         if state.output is not None:
+            self._started = self._started or state.role is not AgentRole.SIDE
             self._by_output[state.output.entry.node_id] = state
         if state.agent_id is not None and spawn[0] is not None:
             self._spawns.setdefault(state.agent_id, spawn)
@@ -187,16 +211,34 @@ class Lineage:
         found = list(self._spawning(parent_id, prompts)) if prompts else []
         return next((spawn for spawn in found if spawn not in taken), found[0] if found else (None, None))
 
+    def started_by(self, tool: str, messages: Sequence[Message]) -> tuple[CallState, Spawn] | None:
+        """The call of `tool`, none of whose agents is known yet, whose `prompt` is one of the user messages."""
+        prompts = {message.content.strip() for message in messages if message.role == "user"} - {""}
+        taken = {*self._spawns.values()} | {(p.spawned_by_node, p.spawned_by_tool_call) for p in self._active.values()}
+        for state in reversed(self._calls.values()):
+            for spawn, call in _tool_calls(state):
+                prompt = call.arguments.get("prompt") if isinstance(call.arguments, Mapping) else None
+                if call.name == tool and str(prompt).strip() in prompts and spawn not in taken:
+                    return state, spawn
+        return None
+
     def _spawning(self, parent_id: str | None, prompts: Sequence[str]) -> Iterator[Spawn]:
         for state in reversed(self._calls.values()):
-            if state.output is None or state.agent_id != parent_id:
+            if state.agent_id != parent_id:
                 continue
-            node_id = state.output.entry.node_id
-            for index, call in enumerate(state.output.reply.tool_calls):
+            for spawn, call in _tool_calls(state):
                 texts = [text.strip() for text in _texts_in(call.arguments)]
                 if any(_holds(prompt, text) for prompt in prompts for text in texts):
-                    prefix = "toolu" if state.wire == "anthropic" else "call"
-                    yield node_id, call.id or f"{prefix}_{node_id}_{index}"
+                    yield spawn
+
+
+def _tool_calls(state: CallState) -> Iterator[tuple[Spawn, ToolCall]]:
+    """The tool calls that a call sampled, each with its node and the id that its client got."""
+    if state.output is None:
+        return
+    node_id, prefix = state.output.entry.node_id, "toolu" if state.wire == "anthropic" else "call"
+    for index, call in enumerate(state.output.reply.tool_calls):
+        yield (node_id, call.id or f"{prefix}_{node_id}_{index}"), call
 
 
 def _without_reasoning(message: Message) -> str:

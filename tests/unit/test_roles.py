@@ -83,3 +83,61 @@ def test_explicit_headers_and_the_path_come_first() -> None:
 def test_a_role_that_does_not_exist_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"X-Gyre-Role: wanted one of main, .*got 'boss'; send one of these"):
         of({"x-gyre-role": "boss"})
+
+
+QWEN = {"user-agent": "QwenCode/0.15.10 (linux; x64)"}
+OPENCODE = {"user-agent": "opencode/1.18.33 ai-sdk/provider-utils/4.0.23", "x-session-id": "s1"}
+
+
+@pytest.mark.parametrize("mark", ["[SUGGESTION MODE: Suggest", "Describe your most recent action in 3-5 words using"])
+def test_claude_code_forks_for_another_end_are_side_calls(mark: str) -> None:
+    for before in ("", "a reminder\n"):
+        found = of({**CC, "x-claude-code-agent-id": "a1"}, user("hi"), user(before + mark))
+        assert (found.role, found.source) == (AgentRole.SIDE, "shape")
+    assert of(CC, user(f"what is `{mark}`?")).role is AgentRole.MAIN
+    assert of(CC, user("hi"), Message(role="tool", content=mark)).role is AgentRole.MAIN
+
+
+def test_claude_code_digest_of_a_page_is_a_side_call() -> None:
+    page = user("\nWeb page content:\n---\nwords\n---\n\nWhat is it?")
+    assert of({**CC, "x-claude-code-agent-id": "a1"}, page, tools=()).role is AgentRole.SIDE
+    assert of(CC, page).role is AgentRole.MAIN
+
+
+def test_opencode_sessions_are_agents() -> None:
+    main, child = of(OPENCODE), of({**OPENCODE, "x-session-id": "s2", "x-parent-session-id": "s1"})
+    assert (main.role, main.agent_id, main.parent_agent_id) == (AgentRole.MAIN, "s1", None)
+    assert (child.role, child.agent_id, child.parent_agent_id) == (AgentRole.SUB_AGENT, "s2", "s1")
+    assert of(OPENCODE, system("You are a title generator. You output"), user("x"), tools=()).role is AgentRole.SIDE
+    asked = system("You are a context summarization agent. You are given")
+    summary = of({**OPENCODE, "x-parent-session-id": "s0"}, asked, user("as text"), tools=())
+    assert (summary.role, summary.summary, summary.evident) == (AgentRole.SUB_AGENT_SUMMARY, True, True)
+    assert of({"user-agent": "opencode/1.18.33"}).role is None
+
+
+def test_qwen_code_requests_beside_the_task_go_by_their_system_prompts() -> None:
+    assert of(QWEN) == AgentLabel(client="qwen-code", spawner="agent")
+    memory = of(QWEN, system("You are now acting as the managed memory extraction subagent for"), user("hi"))
+    assert (memory.role, memory.spawner) == (AgentRole.SIDE, None)
+    summary = of(QWEN, system("\nYou are the component that summarizes internal chat history into"), tools=())
+    assert (summary.role, summary.summary) == (None, True)
+
+
+def test_a_system_prompt_may_be_all_that_tells_a_client() -> None:
+    pi = of({}, system("You are a context summarization assistant. Your task"), user("<conversation>"), tools=())
+    assert (pi.client, pi.role, pi.summary, pi.evident) == ("pi", None, True, True)
+    commit = "You are an expert software engineer that generates concise, one-line Git commit messages based on"
+    assert (of({}, system(commit), user("diff")).client, of({}, system(commit)).role) == ("aider", AgentRole.SIDE)
+    assert of({}, user(commit)) == AgentLabel(), "no user can bring it about"
+    assert of({}, system("You help."), system(commit)) == AgentLabel()
+
+
+def test_openhands_names_its_conversation() -> None:
+    found = of({"x-litellm-session-id": "c1"})
+    assert (found.client, found.role, found.agent_id) == ("openhands", None, "c1")
+
+
+def test_a_header_names_the_agent_of_a_request_known_by_its_prompt() -> None:
+    asked = system("You are a context summarization assistant. Your task")
+    found = of({"x-gyre-agent": "helper"}, asked, user("as text"))
+    assert (found.role, found.agent_id, found.summary) == (AgentRole.SUB_AGENT_SUMMARY, "helper", True)

@@ -2,7 +2,7 @@
 # Install the harness clients that `make test-real` drives, pinned, into a folder of their own: install.sh DIR
 # A client that cannot be installed is left out with a message; its tests then skip and say why.
 # Measured on two cores: pi 28 s and 204 MB, Claude Code 8 s and 263 MB, Codex 13 s and 424 MB, qwen-code 6 s and 55 MB,
-# mini-swe-agent 81 s and 754 MB (it is why it has a virtual environment of its own, DIR/mini).
+# opencode 11 s and 354 MB, mini-swe-agent 81 s and 754 MB (in a virtual environment of its own, DIR/mini: it pins much).
 set -uo pipefail
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
 [ -f "$dir/package.json" ] || echo '{"private": true}' > "$dir/package.json"
@@ -10,7 +10,7 @@ left_out() { echo "left out: $1 could not be installed${2:+ ($2)}" >&2; }
 
 # qwen-code: the newest that runs on Node 20.
 for client in @mariozechner/pi-coding-agent@0.73.1 @anthropic-ai/claude-code@2.1.220 @openai/codex@0.171.0 \
-  @qwen-code/qwen-code@0.15.10; do
+  @qwen-code/qwen-code@0.15.10 opencode-ai@1.18.33; do
   name=${client%@*}
   if [ -d "$dir/node_modules/$name" ]; then continue; fi
   npm install --prefix "$dir" --no-audit --no-fund --loglevel=error "$client" || left_out "$client" "it needs npm"
