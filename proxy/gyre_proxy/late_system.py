@@ -28,7 +28,8 @@ class SystemForm(StrEnum):
     USER_TURN = "user_turn"
     """As a user message of its own."""
     JOINED = "joined"
-    """The same, joined with the user messages beside it, for templates that want user and assistant by turns."""
+    """The same, joined with the user messages beside it or the tool result before it, for templates that want user and
+    assistant by turns."""
 
 
 def system_form(template: Template) -> SystemForm:
@@ -48,11 +49,13 @@ def placed(messages: Sequence[Message], form: SystemForm) -> tuple[Message, ...]
     out: list[Message] = []
     for message in messages:
         last = out[-1] if out else None
-        if message.role == "system" and (last is None or last.role == "system"):
+        if message.role != "system":
+            joins = form is SystemForm.JOINED and message.role == "user" and last is not None and last.role == "user"
+        elif last is None or last.role == "system":
             joins = last is not None
         else:
-            message = _as_user(message) if message.role == "system" else message
-            joins = form is SystemForm.JOINED and message.role == "user" and last is not None and last.role == "user"
+            message = _as_user(message)
+            joins = form is SystemForm.JOINED and last.role in ("user", "tool")
         if joins and last is not None:
             out[-1] = replace(last, content=join_lines([last.content, message.content]), raw=_both(last, message))
         else:

@@ -5,9 +5,10 @@ import pytest
 
 from gyre_data.schema import Extension
 from gyre_proxy.late_system import SystemForm, placed, system_form
-from gyre_proxy.message import Message
+from gyre_proxy.message import Message, ToolCall
 from tests.support.driver import Driver, assistant, result, said, system, user
 from tests.support.late_templates import ByTurns, Hoisting, Refusing
+from tests.support.public_templates import public_template
 from tests.support.qwen3 import qwen3_template
 from tests.support.toy_template import ToyTemplate
 
@@ -36,7 +37,7 @@ def test_a_late_message_is_user_text_that_says_where_it_comes_from() -> None:
     assert [m.role for m in sent] == ["system", "user", "user", "assistant", "tool", "user", "user"]
     assert (sent[0].content, sent[2].content, sent[2].raw) == ("a\nb", SEEN, {"sent_as": "system"})
     joined = placed(chat, SystemForm.JOINED)
-    assert [m.content for m in joined] == ["a\nb", f"q\n{SEEN}", "x", "r", f"{SEEN}\nw"]
+    assert [m.content for m in joined] == ["a\nb", f"q\n{SEEN}", "x", f"r\n{SEEN}", "w"]
     assert [m.role for m in joined] == ["system", "user", "assistant", "tool", "user"]
 
 
@@ -59,3 +60,30 @@ def test_reminders_never_change_what_was_rendered(kind) -> None:
         assert (after.extension, after.fork_check) == (Extension.BRIDGE, None)
     assert driver.template.decode(driver.plans[-1].prompt_ids).count("late 1") == 1
     driver.check()
+
+
+PUBLIC = {
+    "GLM-4.6": SystemForm.IN_PLACE,
+    "MiniMax-M2": SystemForm.USER_TURN,
+    "Mistral-Small-3.2-24B-Instruct-2506": SystemForm.JOINED,
+    "Qwen3-Coder": SystemForm.IN_PLACE,
+    "Qwen3.5-4B": SystemForm.USER_TURN,
+    "deepseek-ai-DeepSeek-V3.1": SystemForm.USER_TURN,
+    "meta-llama-Llama-3.3-70B-Instruct": SystemForm.IN_PLACE,
+    "moonshotai-Kimi-K2": SystemForm.IN_PLACE,
+    "openai-gpt-oss-120b": SystemForm.USER_TURN,
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_templates_show_reminders_where_they_stand(name: str) -> None:
+    template = public_template(name)
+    form = system_form(template)
+    assert form is PUBLIC[name]
+    use = assistant("", ToolCall(name="stat_bay", arguments={"bay": 1}, id="call_0"))
+    chat = [system("first"), user("Start."), system("second"), use, result("17"), system("third")]
+    shorter, longer = (template.render(placed(chat[:size], form), (), False) for size in (3, 6))
+    assert longer.startswith(shorter.rstrip())
+    places = [longer.find(word) for word in ("first", "Start.", "second", "17", "third")]
+    assert places == sorted(places)
+    assert [longer.count(word) for word in ("first", "second", "third")] == [1, 1, 1]
