@@ -26,6 +26,9 @@ class Metrics:
         self.forks = Counter(
             "gyre_forks", "calls that left the recorded path, by reason", ["reason"], registry=self._registry
         )
+        self.false_forks = Counter(
+            "gyre_false_forks", "calls rendered anew since a check failed, by check", ["check"], registry=self._registry
+        )
         self.prompt_tokens = Counter("gyre_prompt_tokens", "prompt tokens sent to engines", registry=self._registry)
         self.output_tokens = Counter("gyre_output_tokens", "tokens sampled", registry=self._registry)
         self.in_flight = Gauge("gyre_calls_in_flight", "calls being sampled", registry=self._registry)

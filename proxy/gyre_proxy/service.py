@@ -333,6 +333,8 @@ class Proxy:
         self.metrics.calls.labels(facts.request.wire, str(plan.agent_role), str(plan.extension), status).inc()
         if plan.branch_reason is not None:
             self.metrics.forks.labels(str(plan.branch_reason)).inc()
+        if plan.fork_check is not None:
+            self.metrics.false_forks.labels(plan.fork_check.partition(":")[0]).inc()
         self.metrics.prompt_tokens.inc(len(plan.prompt_ids))
         self.metrics.output_tokens.inc(generation.sampler.num_tokens)
         if generation.sampler.first_token_at is not None:

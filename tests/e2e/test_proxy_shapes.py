@@ -7,6 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from gyre_data.counts import stats
 from gyre_data.eligible import Reason, eligibility
 from gyre_data.store import open as open_run
 from gyre_data.tree import Tree
@@ -264,3 +265,22 @@ async def test_p04_a_system_message_after_the_user(tmp_path, template):
     prompt = template().decode(path_ids(nodes_of(run), call.prompt_node))
     assert prompt.count(given["input"]["request"]["messages"][1]["content"]) == 1
     assert b"".join(open_run(run).blob(blob) for blob in call.request_blobs) == body
+
+
+async def test_a_false_fork_is_a_figure_everywhere(tmp_path):
+    """A stop token in the midst of an output: no template writes that, so the turn cannot be continued exactly."""
+    odd = {"deltas": [{"ids": [97, 257, 98, 257], "lps": [-0.1] * 4}], "finish": {"type": "stop"}}
+    engine, run = ScriptedEngine([odd, OH]), tmp_path / "run"
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        first = await served.openai().chat.completions.create(**REQUEST)
+        echo = {"role": "assistant", "content": first.choices[0].message.content}
+        chat = [*REQUEST["messages"], echo, {"role": "user", "content": "on"}]
+        await served.openai().chat.completions.create(**{**REQUEST, "messages": chat})
+        assert 'gyre_false_forks_total{check="V2"} 1.0' in (await http.get("/metrics")).text
+    before, after = check_run(run, engine)
+    assert (after.extension, after.branch_reason, after.fork_check[:3]) == ("fork", "template", "V2:")
+    assert after.tokens_lost > 0
+    found = stats(open_run(run)).trees
+    assert (found.false_forks, found.false_fork_rate, dict(found.false_fork_checks)) == (1, 0.5, {"V2": 1})
+    assert (found.false_fork_tokens, found.changed_echoes) == (after.tokens_lost, {})
+    assert before.fork_check is None
