@@ -89,12 +89,14 @@ class Played:
     printed: str
 
 
-async def play(path: str, folder: Path, script: str, flow: Flow, env: dict[str, str], **options: object) -> Played:
-    """Run a client's script; every request it makes is answered by `flow`."""
+async def play(
+    path: str, folder: Path, script: str, flow: Flow, env: dict[str, str], timeout_s: float = 120.0, **options: object
+) -> Played:
+    """Run a client's script; every request it makes is answered by `flow`. `options` are settings of the proxy."""
     async with flow.serving(), serve_proxy(folder / "run", flow, template=qwen3_template(), **options) as served:
         address = {"GYRE_BASE_URL": f"{served.url}/x/e1", "GYRE_KEY": "no-secret"}
         try:
-            printed = await run_client(script, folder, {"PATH": path, **address, **env})
+            printed = await run_client(script, folder, {"PATH": path, **address, **env}, timeout_s)
         finally:
             assert not flow.unanswered, f"no rule answers: ...{flow.unanswered[0][-3000:]}"
     calls = check_run(folder / "run", flow)
