@@ -30,7 +30,10 @@ test: setup tokenizers lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-real: setup tokenizers sglang clients
-	$(BIN)/python -m pytest tests/real -m real
+	@# One test only waits, for five minutes: it does so beside the others.
+	$(BIN)/python -m pytest tests/real/test_keep_alive.py -m real & waits=$$!; \
+	$(BIN)/python -m pytest tests/real -m real --ignore=tests/real/test_keep_alive.py; rest=$$?; \
+	wait $$waits && exit $$rest
 
 lint: setup
 	$(BIN)/ruff check .

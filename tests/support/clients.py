@@ -54,7 +54,7 @@ def documented(client: str, command: str | None = None) -> str:
     return "\n".join(["set -eu", *setting, command or start])
 
 
-async def run_client(script: str, folder: Path, env: dict[str, str], timeout_s: float = 120.0) -> str:
+async def run_client(script: str, folder: Path, env: dict[str, str], timeout_s: float = 240.0) -> str:
     """Run shell lines in a HOME and workspace of their own below `folder`; returns what was printed."""
     for name in ("home", "work"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ class Played:
 
 
 async def play(
-    path: str, folder: Path, script: str, flow: Flow, env: dict[str, str], timeout_s: float = 120.0, **options: object
+    path: str, folder: Path, script: str, flow: Flow, env: dict[str, str], timeout_s: float = 240.0, **options: object
 ) -> Played:
     """Run a client's script; every request it makes is answered by `flow`. `options` are settings of the proxy."""
     async with flow.serving(), serve_proxy(folder / "run", flow, template=qwen3_template(), **options) as served:
