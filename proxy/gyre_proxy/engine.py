@@ -125,6 +125,10 @@ class ChunkReader:
             kind = EngineRefusedError if refused else EngineError
             raise kind(f"the engine ended the reply with an error: {_error_text(error)}")
         meta = payload.get("meta_info") or {}
+        ended = meta.get("finish_reason") or {}
+        if ended.get("type") == "abort" and _is_refusal(ended.get("status_code")):
+            # In a stream SGLang says so like this, beside a token that means nothing and has no log-prob.
+            raise EngineRefusedError(f"the engine refused the request: {ended.get('message')}")
         ids = payload.get("output_ids") or []
         total = meta.get("completion_tokens", self._ids if not ids else None)
         if total is None:

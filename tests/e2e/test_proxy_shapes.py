@@ -97,13 +97,25 @@ async def test_t14_every_call_is_captured(tmp_path, endpoint):
     }
 
 
-async def test_a_schema_that_the_engine_refuses_is_refused_in_the_wires_shape(tmp_path):
-    engine = ScriptedEngine([{"refuse": (400, "json_schema is not supported")}])
+IN_STREAM = {"type": "abort", "message": "json_schema is not supported", "status_code": 400, "err_type": "BadRequest"}
+REFUSALS = {
+    "by status": {"refuse": (400, "json_schema is not supported")},
+    "in the stream": {
+        "raw_chunks": [{"output_ids": [0], "meta_info": {"completion_tokens": 1, "finish_reason": IN_STREAM}}]
+    },
+}
+
+
+@pytest.mark.parametrize("way", REFUSALS)
+async def test_a_schema_that_the_engine_refuses_is_refused_in_the_wires_shape(tmp_path, way):
+    engine = ScriptedEngine([REFUSALS[way]])
     async with engine.serving(), serve_proxy(tmp_path / "run", engine) as served, served.http() as http:
         for endpoint, fields in BODIES.items():
             answer = await http.post(f"/x/e1/{endpoint}", json={**request_of(endpoint), **fields})
             assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
             assert "json_schema is not supported" in answer.json()["error"]["message"]
+        assert [one["state"] for one in (await http.get("/api/engines")).json()["engines"]] == ["up"]
+    assert len(engine.requests) == len(BODIES)
 
 
 class Thinking(ToyTemplate):
