@@ -86,8 +86,9 @@ class CallFacts:
 
     @property
     def blobs(self) -> tuple[bytes, ...]:
-        """What the row names: the tool list, and the pieces of the exact request body."""
-        return (*([self.plan.tools_json] if self.plan.tools_json else []), *self.request.body_pieces)
+        """What the row names and the run may lack: the tool list, and the parts of the exact request body."""
+        tools = [self.plan.tools_json] if self.plan.tools_json else []
+        return (*tools, *(part.data for part in self.request.body if not part.stored))
 
 
 def call_row(
@@ -146,7 +147,7 @@ def call_row(
         first_token_at=sampler.first_token_at,
         ended_at=datetime.now(UTC),
         environment_state_id=facts.environment_state_id,
-        request_blobs=tuple(blob_id(piece) for piece in request.body_pieces),
+        request_blobs=tuple(part.blob_id for part in request.body),
         request_path=facts.path,
         request_headers=json.dumps(kept_headers(facts.headers), sort_keys=True),
     )

@@ -20,6 +20,7 @@ from gyre_data.errors import ConfigError
 from gyre_data.schema import EndReason
 from gyre_data.types import EnvironmentState, ExecutionEvent, GroupEvent, PolicyVersion, Score
 
+from .dialects.reading import Reader
 from .experts import KnownExperts
 from .recorder import Scope
 
@@ -55,6 +56,8 @@ class Execution:
     num_calls: int = 0
     scores: dict[str, Score] = field(default_factory=dict)
     """The latest verdict of each evaluator."""
+    reader: Reader = field(default_factory=Reader)
+    """Knows the bodies of its calls."""
     history: History | None = None
     scope: Scope = field(default_factory=Scope)
     """Belongs to `history`: its rows build on one another."""

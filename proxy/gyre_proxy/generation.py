@@ -262,6 +262,8 @@ class Generation:
                 saved = asyncio.ensure_future(self.recorder.commit(rows, blobs, self.scope))
                 await asyncio.sleep(0)  # queued before the lock is let go: rows are written in the order of commits
             await saved
+            for part in self.facts.request.body:
+                part.stored = True
         except Exception as failure:
             # What is in memory is ahead of the disk now: the next call reads the execution back from the run.
             self.scope.broken = True

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 __all__ = [
+    "BodyPart",
     "Message",
     "Reasoning",
     "Reply",
@@ -116,6 +117,23 @@ class Sampling:
         return {name: value for name, value in pairs.items() if not (value is None or value == ())}
 
 
+@dataclass(kw_only=True, slots=True, eq=False)
+class BodyPart:
+    """Bytes of a request body between two cuts; a body is the concatenation of its parts. Requests of one conversation
+    share the parts that they have in common."""
+
+    data: bytes
+    stored: bool = False
+    """The run holds it durably."""
+    _blob_id: str = ""
+
+    @property
+    def blob_id(self) -> str:
+        """Id under which it is stored."""
+        self._blob_id = self._blob_id or hashlib.sha256(self.data).hexdigest()
+        return self._blob_id
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """One model request. `tools` are in the OpenAI function form that chat templates take."""
@@ -133,8 +151,13 @@ class Request:
     """Tools that came in a group: their name here, `group.tool`, and the group (OpenAI Responses)."""
     echo: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the reply repeats as they were sent (OpenAI Responses)."""
-    body_pieces: tuple[bytes, ...] = ()
-    """Cuts of the exact body at message borders: their concatenation is the body as received."""
+    body: tuple[BodyPart, ...] = ()
+    """The exact body, cut at message borders."""
+
+    @property
+    def body_pieces(self) -> tuple[bytes, ...]:
+        """Its bytes, part by part."""
+        return tuple(part.data for part in self.body)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,7 @@ from .address import Address
 from .capture import CallFacts
 from .dialects import WIRES, load
 from .dialects.base import Dialect
+from .dialects.reading import Reader
 from .events import EventLog
 from .executions import Execution, Executions
 from .experts import KnownExperts
@@ -178,7 +179,8 @@ class Proxy:
         if self.draining:
             raise CallError("overloaded", "the proxy is shutting down; try again in a moment")
         self._addressed(address.execution, headers)
-        request = dialect.parse(body, headers)
+        known = self.executions.get(address.execution)
+        request = dialect.parse(body, headers, known.reader if known else None)
         started_at = datetime.now(UTC)
         async with self._turn(address.execution, headers) as execution:
             history = await self.history(execution)
@@ -222,7 +224,7 @@ class Proxy:
         """Tokens that the prompt of a request would have. Nothing is recorded or reserved."""
         execution = self.executions.get(address.execution)
         self.authorize(execution, headers)
-        request = dialect.parse(body, headers)
+        request = dialect.parse(body, headers, execution.reader if execution else None)
         execution = execution or Execution(execution_id=address.execution)
         async with execution.lock:
             history = await self.history(execution)
@@ -400,7 +402,7 @@ class Proxy:
         await asyncio.gather(*(generation.abort() for generation in going))
         await asyncio.gather(*(generation.wait_done() for generation in going))
         execution.generations.clear()
-        execution.history = None
+        execution.history, execution.reader = None, Reader()
         self.router.forget(execution.execution_id)
 
     # --- the end ------------------------------------------------------------------------------------------------------

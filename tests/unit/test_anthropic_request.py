@@ -250,7 +250,7 @@ def test_half_an_emoji_is_read_as_a_replacement_and_kept_in_the_pieces() -> None
     body = rb'{"model": "m", "messages": [{"role": "user", "content": "cut \ud83d and \ud83d\ude9a"}]}'
     sent = load("anthropic").parse(body, {})
     assert sent.messages[0].content == "cut \ufffd and 🚚"
-    assert b"".join(sent.body_pieces) == body
+    assert b"".join(part.data for part in sent.body) == body
 
 
 def test_numbers_read_the_same_beside_half_an_emoji() -> None:

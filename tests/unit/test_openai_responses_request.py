@@ -181,7 +181,7 @@ def test_sampling_is_read_and_neutral_settings_pass() -> None:
     assert request.sampling == Sampling(max_tokens=7, temperature=0.5, top_p=0.9, stop=("x",))
     assert request.stream
     assert request.echo["reasoning"] == {"effort": "high", "summary": "auto"}
-    assert b"".join(request.body_pieces).startswith(b'{"model": "m", "input": "q"')
+    assert b"".join(part.data for part in request.body).startswith(b'{"model": "m", "input": "q"')
 
 
 def test_every_refused_field_is_in_the_docs() -> None:

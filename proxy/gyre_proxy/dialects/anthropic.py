@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from gyre_proxy.dialects import anthropic_reply
-from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, load_body, validated
+from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, validated
 from gyre_proxy.dialects.inbound import (
     arguments_of,
     as_blocks,
@@ -28,7 +28,7 @@ from gyre_proxy.dialects.inbound import (
     stops_of,
     without_cache_marks,
 )
-from gyre_proxy.dialects.pieces import body_pieces
+from gyre_proxy.dialects.reading import Reader
 from gyre_proxy.message import Message, Reply, Request, Sampling, ToolCall, Usage
 
 __all__ = ["ANTHROPIC", "Anthropic"]
@@ -102,7 +102,7 @@ class _Tool(_Loose):
 
 class _Body(_Loose):
     model: str
-    messages: list[_Message] = Field(min_length=1)
+    messages: list[Any] = Field(min_length=1)
     system: _Blocks = Field(default_factory=list)
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -129,28 +129,28 @@ class Anthropic:
     name = "anthropic"
     statuses: Mapping[str, int] = anthropic_reply.STATUSES
 
-    def parse(self, body: bytes, headers: Mapping[str, str]) -> Request:
+    def parse(self, body: bytes, headers: Mapping[str, str], reader: Reader | None = None) -> Request:
         """The canonical request; `headers` change nothing on this wire."""
-        sent = validated(_Body, load_body(body))
+        opened = (reader or Reader()).open(body, "messages")
+        sent = validated(_Body, opened.fields)
         _refuse(sent)
-        tools = _tools(sent.tools or ())
-        definitions = {tool.name: _function(tool) for tool in sent.tools or () if tool.type in (None, "custom")}
-        messages: list[Message] = list(_system(sent.system))
-        for index, message in enumerate(sent.messages):
-            path = f"messages.{index}.content"
-            if message.role == "user":
-                messages += _user(message, path, definitions)
-            elif message.role == "assistant":
-                messages.append(_assistant(message, path))
-            else:
-                text, raw = _plain(message.content, path)
-                messages.append(Message(role="system", content=text, raw=_raw(raw, message)))
+        tools, definitions = opened.once("tools", lambda: _read_tools(sent.tools or ()))
+        messages = list(opened.led_by(opened.once("system", lambda: _system(sent.system))))
+        for read in opened.each(
+            lambda value, index: _messages(value, f"messages.{index}", definitions), definitions, b"tool_reference"
+        ):
+            messages += read
+        if messages[-1].role == "assistant":
+            raise BadRequest(
+                "messages: assistant message prefill is not supported. The conversation must end with a user message.",
+                "messages",
+            )
         check_results(messages)
         offered = () if (sent.tool_choice or {}).get("type") == "none" else tools
         return Request(
             wire=self.name,
             model=sent.model,
-            messages=join_turns(messages),
+            messages=opened.finish(join_turns(messages)),
             tools=offered,
             sampling=Sampling(
                 max_tokens=sent.max_tokens,
@@ -161,7 +161,7 @@ class Anthropic:
                 json_schema=_schema(sent, bool(offered)),
             ),
             stream=bool(sent.stream),
-            body_pieces=body_pieces(body),
+            body=opened.parts,
         )
 
     def stream(self, call: ReplyContext) -> StreamEncoder:
@@ -220,11 +220,11 @@ def _refuse(sent: _Body) -> None:
     for name in ("mcp_servers", "container"):
         if getattr(sent, name):
             raise BadRequest(f"{name}: tools that the server runs are not supported: leave it out.", name)
-    if sent.messages[-1].role == "assistant":
-        raise BadRequest(
-            "messages: assistant message prefill is not supported. The conversation must end with a user message.",
-            "messages",
-        )
+
+
+def _read_tools(tools: Sequence[_Tool]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """Tools to render, and the definitions that a message may refer to."""
+    return _tools(tools), {tool.name: _function(tool) for tool in tools if tool.type in (None, "custom")}
 
 
 def _tools(tools: Sequence[_Tool]) -> tuple[dict[str, Any], ...]:
@@ -272,6 +272,17 @@ def _plain(blocks: Sequence[Any], path: str) -> tuple[str, list[dict[str, Any]]]
             left.append(block.model_dump(exclude_unset=True, exclude={"cache_control"}))
             texts.append(shown_block(left[-1]))
     return join_lines(texts), left
+
+
+def _messages(value: Any, path: str, definitions: Mapping[str, Any]) -> list[Message]:
+    """The messages that one of the wire's messages is for the template."""
+    message = validated(_Message, value, path)
+    if message.role == "user":
+        return _user(message, f"{path}.content", definitions)
+    if message.role == "assistant":
+        return [_assistant(message, f"{path}.content")]
+    text, raw = _plain(message.content, f"{path}.content")
+    return [Message(role="system", content=text, raw=_raw(raw, message))]
 
 
 def _user(message: _Message, path: str, definitions: Mapping[str, Any]) -> list[Message]:

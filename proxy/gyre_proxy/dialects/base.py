@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from gyre_data.errors import GyreError
 from gyre_proxy.json_text import load_tolerant
 from gyre_proxy.message import Reply, ReplyEvent, Request, TokenLogprob, Usage
+
+if TYPE_CHECKING:
+    from gyre_proxy.dialects.reading import Reader
 
 __all__ = [
     "ERROR_KINDS",
@@ -104,8 +107,8 @@ class Dialect(Protocol):
     @property
     def statuses(self) -> Mapping[str, int]: ...  # noqa: D102 - said in the class
 
-    def parse(self, body: bytes, headers: Mapping[str, str]) -> Request:
-        """The canonical request, or `BadRequest` for what cannot be honoured."""
+    def parse(self, body: bytes, headers: Mapping[str, str], reader: Reader | None = None) -> Request:
+        """The canonical request, or `BadRequest` for what cannot be honoured. `reader` knows the execution's bodies."""
 
     def stream(self, call: ReplyContext) -> StreamEncoder:
         """A fresh encoder for one streamed reply."""
@@ -154,12 +157,12 @@ def load_body(body: bytes) -> dict[str, Any]:
     return value
 
 
-def validated(model: type[_Model], value: Mapping[str, Any]) -> _Model:
-    """`value` as `model`; the first fault as a `BadRequest` that names the field."""
+def validated(model: type[_Model], value: Any, at: str = "") -> _Model:
+    """`value`, which stands at the path `at`, as `model`; the first fault as a `BadRequest` that names the field."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         # Labels of unions are written in brackets; clients do not know them.
-        path = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+        path = ".".join(str(part) for part in (*([at] if at else []), *first["loc"]) if "[" not in str(part))
         raise BadRequest(f"{path}: {first['msg']}", path or None) from error

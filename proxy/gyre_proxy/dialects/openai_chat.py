@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from gyre_proxy.dialects import openai_chat_reply
-from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, load_body, validated
+from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, validated
 from gyre_proxy.dialects.inbound import (
     arguments_of,
     as_blocks,
@@ -23,7 +23,7 @@ from gyre_proxy.dialects.inbound import (
     stops_of,
     without_cache_marks,
 )
-from gyre_proxy.dialects.pieces import body_pieces
+from gyre_proxy.dialects.reading import Reader
 from gyre_proxy.message import Message, Reply, Request, Sampling, ToolCall, Usage
 
 __all__ = ["OPENAI_CHAT", "OpenAIChat"]
@@ -108,7 +108,7 @@ class _StreamOptions(_Loose):
 
 class _Body(_Loose):
     model: str
-    messages: list[_Message] = Field(min_length=1)
+    messages: list[Any] = Field(min_length=1)
     tools: list[_Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -131,17 +131,19 @@ class OpenAIChat:
     name = "openai_chat"
     statuses: Mapping[str, int] = openai_chat_reply.STATUSES
 
-    def parse(self, body: bytes, headers: Mapping[str, str]) -> Request:
+    def parse(self, body: bytes, headers: Mapping[str, str], reader: Reader | None = None) -> Request:
         """The canonical request; `headers` change nothing on this wire."""
-        sent = validated(_Body, load_body(body))
+        opened = (reader or Reader()).open(body, "messages")
+        sent = validated(_Body, opened.fields)
         _refuse(sent)
-        messages = [_message(message, f"messages.{index}") for index, message in enumerate(sent.messages)]
+        messages = opened.each(lambda value, index: _message(value, f"messages.{index}"))
         check_results(messages)
-        tools = () if sent.tool_choice == "none" else _tools(sent.tools or ())
+        tools = opened.once("tools", lambda: _tools(sent.tools or ()))
+        tools = () if sent.tool_choice == "none" else tools
         return Request(
             wire=self.name,
             model=sent.model,
-            messages=join_turns(messages),
+            messages=opened.finish(join_turns(messages)),
             tools=tools,
             sampling=Sampling(
                 max_tokens=sent.max_completion_tokens or sent.max_tokens,
@@ -155,7 +157,7 @@ class OpenAIChat:
             stream=bool(sent.stream),
             include_usage=bool(sent.stream_options and sent.stream_options.include_usage),
             logprobs=bool(sent.logprobs),
-            body_pieces=body_pieces(body),
+            body=opened.parts,
         )
 
     def stream(self, call: ReplyContext) -> StreamEncoder:
@@ -234,7 +236,8 @@ def _tools(tools: Sequence[_Tool]) -> tuple[dict[str, Any], ...]:
     return tuple(rendered)
 
 
-def _message(sent: _Message, path: str) -> Message:
+def _message(value: Any, path: str) -> Message:
+    sent = validated(_Message, value, path)
     texts: list[str] = []
     left: list[dict[str, Any]] = []
     for index, part in enumerate(sent.content):

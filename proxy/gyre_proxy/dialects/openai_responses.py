@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gyre_proxy.dialects import openai_chat_reply, openai_responses_reply
-from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, load_body, validated
+from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, validated
 from gyre_proxy.dialects.inbound import refuse_engine_fields, schema_text, stops_of
-from gyre_proxy.dialects.openai_responses_input import read_input
-from gyre_proxy.dialects.pieces import body_pieces
+from gyre_proxy.dialects.openai_responses_input import read_input, read_item
+from gyre_proxy.dialects.reading import Reader
 from gyre_proxy.message import Reply, Request, Sampling, Usage
 
 __all__ = ["OPENAI_RESPONSES", "OpenAIResponses"]
@@ -73,7 +73,7 @@ class _TextOptions(_Loose):
 
 class _Body(_Loose):
     model: str
-    input: str | list[dict[str, Any]] = Field(min_length=1)
+    input: str | list[Any] = Field(min_length=1)
     instructions: str | None = None
     tools: list[_Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -95,21 +95,25 @@ class OpenAIResponses:
     name = "openai_responses"
     statuses: Mapping[str, int] = openai_chat_reply.STATUSES
 
-    def parse(self, body: bytes, headers: Mapping[str, str]) -> Request:
+    def parse(self, body: bytes, headers: Mapping[str, str], reader: Reader | None = None) -> Request:
         """The canonical request. `headers` say whether Codex sent it, whose unasked offer of a web search goes."""
-        value = load_body(body)
-        sent = validated(_Body, value)
+        opened = (reader or Reader()).open(body, "input")
+        value, sent = opened.fields, validated(_Body, opened.fields)
         _refuse(sent)
         sent_tools = _without_offers(sent.tools or (), headers)
-        tools, namespaces = _tools(sent_tools)
+        tools, namespaces = opened.once("tools", lambda: _tools(sent_tools), str(sent_tools == (sent.tools or ())))
         tools = () if sent.tool_choice == "none" else tools
         echo = {name: value[name] for name in _ECHOED if value.get(name) is not None}
         if sent_tools:
             echo["tools"] = [tool.model_dump(exclude_unset=True) for tool in sent_tools]
+        if isinstance(sent.input, str):
+            items = [read_item({"role": "user", "content": sent.input}, "input")]
+        else:
+            items = opened.each(lambda item, index: read_item(item, f"input.{index}"))
         return Request(
             wire=self.name,
             model=sent.model,
-            messages=read_input(sent.instructions, sent.input),
+            messages=opened.finish(read_input(sent.instructions, items)),
             tools=tools,
             sampling=Sampling(
                 max_tokens=sent.max_output_tokens,
@@ -123,7 +127,7 @@ class OpenAIResponses:
             stream=bool(sent.stream),
             namespaces=namespaces,
             echo=echo,
-            body_pieces=body_pieces(body),
+            body=opened.parts,
         )
 
     def stream(self, call: ReplyContext) -> StreamEncoder:

@@ -21,7 +21,7 @@ from gyre_proxy.dialects.inbound import (
 )
 from gyre_proxy.message import Message, ToolCall
 
-__all__ = ["read_input"]
+__all__ = ["Item", "read_input", "read_item"]
 
 _ELSEWHERE = (
     "item_reference",
@@ -129,13 +129,15 @@ class _Turn:
         )
 
 
-def read_input(instructions: str | None, sent: str | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+Item = _Said | _Reasoning | _Call | _Result
+
+
+def read_input(instructions: str | None, items: Sequence[Item | Mapping[str, Any]]) -> tuple[Message, ...]:
     """The messages of a request; what stands first for the system, in `instructions` and in items, is one message."""
     entries: list[Message | _Turn] = [Message(role="system", content=instructions)] if instructions else []
-    for index, value in enumerate([{"role": "user", "content": sent}] if isinstance(sent, str) else sent):
-        item = _item(value, f"input.{index}")
-        if item is None:
-            entries.append(Message(role="user", content=shown_block(value)))
+    for index, item in enumerate(items):
+        if isinstance(item, Mapping):
+            entries.append(Message(role="user", content=shown_block(item)))
         elif isinstance(item, _Reasoning | _Call) or (isinstance(item, _Said) and item.role == "assistant"):
             _into_turn(entries, item, f"input.{index}")
         else:
@@ -149,8 +151,10 @@ def read_input(instructions: str | None, sent: str | Sequence[Mapping[str, Any]]
     return tuple(messages)
 
 
-def _item(value: Mapping[str, Any], path: str) -> _Said | _Reasoning | _Call | _Result | None:
-    """The item; None for one of a kind that nobody knows, which is shown to the model as it is."""
+def read_item(value: Any, path: str) -> Item | Mapping[str, Any]:
+    """The item; as it came when it is of a kind that nobody knows, which is shown to the model as it is."""
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"{path}: must be an object, got {value!r:.80}.", path)
     kind = value.get("type") or "message"
     if kind in _ELSEWHERE:
         raise BadRequest(
@@ -160,7 +164,7 @@ def _item(value: Mapping[str, Any], path: str) -> _Said | _Reasoning | _Call | _
         )
     if not isinstance(kind, str) or kind not in _KINDS:
         refuse_media(str(kind), path)
-        return None
+        return value
     try:
         return validated(_KINDS[kind], value)
     except BadRequest as bad:

@@ -17,7 +17,7 @@ from gyre_proxy.capture import kept_headers
 from gyre_proxy.dialects.base import load_body
 from gyre_proxy.dialects.pieces import body_pieces
 from gyre_proxy.json_text import load_tolerant
-from gyre_proxy.message import Message, Request, Sampling, canonical
+from gyre_proxy.message import BodyPart, Message, Request, Sampling, canonical
 from gyre_proxy.observe.bodies import UndecodableError, decoded
 from gyre_proxy.observe.events import read_events
 from gyre_proxy.observe.exchange import Exchange
@@ -99,7 +99,7 @@ def _request(exchange: Exchange, body: bytes, notes: list[str]) -> Request | Non
             tools=tuple(tool if isinstance(tool, dict) else {"tool": tool} for tool in wire.tools_of(sent)),
             sampling=_sampling(sent),
             stream=bool(sent.get("stream")),
-            body_pieces=body_pieces(body),
+            body=tuple(BodyPart(data=piece) for piece in body_pieces(body)),
         )
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         notes.append(f"the request is kept as it came, it is of no known shape: {error!s:.300}")
