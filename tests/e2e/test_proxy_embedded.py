@@ -83,12 +83,17 @@ async def openai_turn(url, execution, messages, stream):
 def check_conversation(run: Path, execution: str, turns: int) -> None:
     """Every turn that was answered continues the one before it, token for token."""
     nodes = nodes_of(run)
-    calls = [call for call in calls_of(run) if call.execution_id == execution and call.status == "ok"]
+    name, _, agent = execution.partition("/a/")
+    calls = [
+        call
+        for call in calls_of(run)
+        if (call.execution_id, call.agent_id) == (name, agent or None) and call.status == "ok"
+    ]
     by_leaf = {call.output_node: call for call in calls}
     last = calls[-1]
     ids = path_ids(nodes, last.prompt_node)
     seen = 0
-    while last.extension != "root":
+    while seen < turns - 1:
         assert last.extension in ("bridge", "repair", "retry"), (last.extension, last.fork_check)
         parent = nodes[last.prompt_node]
         while parent is not None and parent.node_id not in by_leaf:
@@ -128,10 +133,17 @@ async def test_a_kill_in_mid_recording_loses_nothing_that_was_acknowledged(tmp_p
     run = tmp_path / "run"
     proxy = ProxyProcess(run, engine, model, "--port", "0")
     url, seen = proxy.url, []
-    kinds = list(itertools.product(("anthropic", "openai"), (True, False)))
+    # One execution with two sub-agents beside its main agent, and two more executions.
+    kinds = {
+        "one": ("anthropic", True),
+        "one/a/helper": ("anthropic", False),
+        "one/a/other": ("openai", True),
+        "two": ("openai", False),
+        "three": ("openai", True),
+    }
     harnesses = [
-        asyncio.create_task(talk(url, f"{wire}-{stream}", 6, wire, stream, seen, patience=120))
-        for wire, stream in kinds
+        asyncio.create_task(talk(url, name, 6, wire, stream, seen, patience=120))
+        for name, (wire, stream) in kinds.items()
     ]
     for kill_at in (5, 12):
         while len(seen) < kill_at and not any(task.done() for task in harnesses):
@@ -147,8 +159,8 @@ async def test_a_kill_in_mid_recording_loses_nothing_that_was_acknowledged(tmp_p
         assert await asyncio.to_thread(proxy.stop) == 0
     calls = {call.call_id: call for call in check_run(run)}
     assert {call_id for _, call_id in seen} <= calls.keys()
-    for wire, stream in kinds:
-        check_conversation(run, f"{wire}-{stream}", 6)
+    for name in kinds:
+        check_conversation(run, name, 6)
     info = json.loads((run / "run.json").read_text())
     assert info["endpoints"] == {"proxy": url, "engines": [engine]}
 

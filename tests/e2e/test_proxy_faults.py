@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import anthropic
 import httpx
@@ -22,6 +23,7 @@ HELLO = {
 }
 OTHER = {"deltas": [{"ids": [79, 104, 257], "lps": [-0.1, -0.2, -0.3]}], "finish": {"type": "stop", "matched": 257}}
 REQUEST = {"model": "toy", "max_tokens": 64, "messages": [{"role": "user", "content": "hello"}]}
+CASES = Path(__file__).parents[1] / "data" / "cases"
 BODY = json.dumps(REQUEST).encode()
 STREAM = json.dumps({**REQUEST, "stream": True}).encode()
 
@@ -184,6 +186,40 @@ async def test_a_fault_in_mid_stream_never_looks_like_an_end(tmp_path):
     (call,) = check_run(run, engine)
     assert (call.status, call.output_tokens, call.finish_reason) == ("failed", 2, None)
     assert "no engine is up to finish" in call.error
+
+
+def case(name):
+    return json.loads((CASES / f"{name}.json").read_text())
+
+
+async def test_s07_an_aborted_stream_whose_last_chunk_repeats_everything(tmp_path):
+    whole, run = case("S07"), tmp_path / "run"
+    expected = whole["expected"]
+    engine = ScriptedEngine(whole["input"]["engine_script"], incremental=True)
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        answer = await http.post("/x/e1/v1/chat/completions", json={"model": "toy", "messages": REQUEST["messages"]})
+        assert answer.status_code >= 500
+    (call,) = check_run(run)
+    output = nodes_of(run)[call.output_node]
+    assert (call.status, output.token_ids.tolist()) == (expected["outcome"], expected["captured_output_ids"])
+    assert len(output.logprobs) == expected["n_logprobs"]
+    assert toy.decode(output.token_ids.tolist()) == expected["text"]
+
+
+async def test_s08_an_aborted_stream_whose_last_chunk_is_empty(tmp_path):
+    script, run = case("S08")["input"]["engine_script"], tmp_path / "run"
+    engine = ScriptedEngine([*script, OTHER])
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        for status in (500, 500, 200):
+            answer = await http.post(
+                "/x/e1/v1/chat/completions", json={"model": "toy", "messages": REQUEST["messages"]}
+            )
+            assert answer.status_code == status or status <= answer.status_code < 600
+            assert "aborted" in answer.text or status == 200
+    first, second, third = check_run(run)
+    assert [call.status for call in (first, second, third)] == ["aborted", "aborted", "ok"]
+    assert (first.output_node, nodes_of(run)[second.output_node].token_ids.tolist()) == (None, [79, 110])
+    assert (third.extension, third.prompt_node) == ("retry", first.prompt_node)
 
 
 async def _read(answer, pieces):
