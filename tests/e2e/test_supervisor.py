@@ -167,9 +167,10 @@ async def test_what_was_launched_is_recorded(served: Served) -> None:
 
 async def test_any_command_is_recorded(served: Served) -> None:
     async with ProxyClient(served.url) as client:
-        execution, status = await record(client, served.run, [sys.executable, HARNESS, "2"])
+        ended = await record(client, served.run, [sys.executable, HARNESS, "2"])
+        execution, status = ended.execution_id, ended.status
         assert status == 0
-        _, status = await record(client, served.run, [sys.executable, "-c", "raise SystemExit(3)"])
+        status = (await record(client, served.run, [sys.executable, "-c", "raise SystemExit(3)"])).status
         assert status == 3
         with pytest.raises(ConfigError, match="none on PATH"):
             await record(client, served.run, ["no-such-program-here"])

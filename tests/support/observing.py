@@ -22,7 +22,7 @@ from tests.support.provider import Provider
 from tests.support.proxy_server import calls_of
 from tests.support.scripted_engine import serve_app
 
-__all__ = ["Got", "Watched", "checked_calls", "messages_on", "raw_call", "serve_observer"]
+__all__ = ["Got", "Watched", "checked_calls", "messages_on", "raw_call", "read_answer", "serve_observer"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,12 +77,12 @@ async def raw_call(
             writer.write(b"0\r\n\r\n")
         else:
             writer.write(body)
-        return await _answer(reader, method)
+        return await read_answer(reader, method)
     finally:
         writer.close()
 
 
-async def _answer(reader: asyncio.StreamReader, method: str) -> Got:
+async def read_answer(reader: asyncio.StreamReader, method: str) -> Got:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.rstrip("\r\n").split("\r\n")
     headers = tuple((name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines))

@@ -24,6 +24,7 @@ __all__ = [
     "anthropic_stream",
     "chat_stream",
     "json_answer",
+    "read_request",
     "responses_stream",
     "sse",
     "sse_answer",
@@ -115,7 +116,7 @@ class Provider:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while (sent := await _read(reader)) is not None:
+            while (sent := await read_request(reader)) is not None:
                 self.sent.append(sent)
                 if not await self._reply(reader, writer, sent, self.answer(sent)):
                     break
@@ -158,7 +159,7 @@ class Provider:
         return self._release.is_set()
 
 
-async def _read(reader: asyncio.StreamReader) -> Sent | None:
+async def read_request(reader: asyncio.StreamReader) -> Sent | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
@@ -265,7 +266,8 @@ def chat_stream(
 
 def responses_stream(*items: dict[str, Any], model: str = "gpt-5-2025-08-07") -> list[Any]:
     """Events of a response whose output is `items`."""
-    usage = {"input_tokens": 50, "output_tokens": 6, "input_tokens_details": {"cached_tokens": 40}}
+    usage = {"input_tokens": 50, "output_tokens": 6, "total_tokens": 56, "input_tokens_details": {"cached_tokens": 40}}
+    usage["output_tokens_details"] = {"reasoning_tokens": 0}
     base = {"id": "resp_1", "object": "response", "model": model}
     events: list[Any] = [{"type": "response.created", "response": {**base, "status": "in_progress", "output": []}}]
     for index, item in enumerate(items):

@@ -88,6 +88,10 @@ class ProxyClient:
         query = f"?group={group}" if group else ""
         return list((await self._send("GET", f"/api/executions{query}"))["executions"])
 
+    async def execution(self, execution: str) -> dict[str, Any]:
+        """One execution as it stands."""
+        return dict(await self._send("GET", f"/api/executions/{execution}"))
+
     async def claim(self, limit: int, tasks: Sequence[str]) -> list[dict[str, Any]]:
         """Take up to `limit` queued executions of `tasks`; each comes with base_url and key."""
         body = {"limit": limit, "tasks": list(tasks)}

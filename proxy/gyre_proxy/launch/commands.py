@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from gyre_data.child import free_port, gyre_child
 from gyre_data.errors import ConfigError
 
 from .client import ProxyClient, endpoint_of, serves
+from .record import Recorded, fresh_run, tell, user_upstreams
 from .record import record as record_client
 from .show import Board
 from .supervisor import RunResult, Supervisor
@@ -25,18 +27,29 @@ __all__ = ["record", "run"]
 
 RunOption = Annotated[Path, typer.Option("--run", help="Run folder; its run.json names the proxy.")]
 EngineOption = Annotated[list[str] | None, typer.Option("--engine", help="Engine URL; starts a proxy for this run.")]
-TokenizerOption = Annotated[Path | None, typer.Option(help="Folder of the served model; with --engine.")]
+TokenizerOption = Annotated[Path | None, typer.Option(help="Folder of the served model; else it only counts.")]
+UpstreamOption = Annotated[str | None, typer.Option(help="Where such calls go, if not to the provider itself.")]
 KeyOption = Annotated[str | None, typer.Option(envvar="GYRE_KEY", help="Key of the proxy, when it has one.")]
 
 
 @contextmanager
-def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None, key: str | None = None) -> Iterator[str]:
-    """Give the address of the run's proxy: the one that is up, else one started for the block."""
+def proxy_for(
+    run: Path,
+    engines: list[str] | None,
+    tokenizer: Path | None,
+    key: str | None = None,
+    upstreams: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Give the address of the run's proxy: the one that is up, else one started for the block.
+
+    Without engines it observes hosted APIs, when `upstreams` says which (an empty mapping takes the usual ones).
+    """
     found = endpoint_of(run)
     if found and serves(found, run, key):
         yield found
         return
-    if not engines or tokenizer is None:
+    observe = upstreams is not None and not engines
+    if not observe and (not engines or tokenizer is None):
         raise ConfigError(
             f"no proxy is up for {run}; start `gyre proxy --run {run} --engine URL --tokenizer DIR`, "
             "or give --engine and --tokenizer here"
@@ -44,9 +57,12 @@ def proxy_for(run: Path, engines: list[str] | None, tokenizer: Path | None, key:
     run.mkdir(parents=True, exist_ok=True)
     port = free_port(int(found.rsplit(":", 1)[1]) if found else 8765)
     address = f"http://127.0.0.1:{port}"
-    arguments = ["proxy", "--run", str(run), "--tokenizer", str(tokenizer), "--port", str(port)]
-    for engine in engines:
+    arguments = ["proxy", "--run", str(run), "--port", str(port), *(["--observe"] if observe else [])]
+    arguments += ["--tokenizer", str(tokenizer)] if tokenizer is not None else []
+    for engine in engines or ():
         arguments += ["--engine", engine]
+    for name, url in upstreams.items() if upstreams is not None and observe else ():
+        arguments += [f"--upstream-{name}", url]
     arguments += ["--key", key] if key else []
     with gyre_child(arguments, run / "proxy.log", address, is_ready=lambda url: serves(url, run, key)):
         yield address
@@ -103,20 +119,33 @@ async def _run(
 
 
 def record(
-    words: Annotated[list[str], typer.Argument(help="claude, pi, or any command; flags of it after --.")],
-    run: RunOption = Path("runs/default"),
+    words: Annotated[
+        list[str], typer.Argument(help="claude, codex, opencode, pi, or any command; flags of it after --.")
+    ],
+    run: Annotated[Path | None, typer.Option("--run", help="Run folder (default: a fresh one in runs/).")] = None,
     engine: EngineOption = None,
     tokenizer: TokenizerOption = None,
+    upstream_anthropic: UpstreamOption = None,
+    upstream_openai: UpstreamOption = None,
+    upstream_chatgpt: UpstreamOption = None,
     key: KeyOption = None,
 ) -> None:
-    """Start one client through the proxy and record it: `gyre record claude`, `gyre record -- mini -t "..."`."""
-    with proxy_for(run, engine, tokenizer, key) as endpoint:
-        sys.stderr.write(f"recording to {run}   policy mode   proxy {endpoint}\n")
-        execution, status = asyncio.run(_record(endpoint, key, run, words))
-    sys.stderr.write(f"recorded {execution} in {run}   next: gyre tree {run} {execution}\n")
-    raise typer.Exit(status)
+    """Start one client through the proxy and record it: `gyre record claude`, `gyre record -- mini -t "..."`.
+
+    Without --engine it is observed: it talks to its own hosted API with its own login, and nothing of that is changed.
+    """
+    folder = run or fresh_run()
+    given = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
+    upstreams = {**user_upstreams(words, os.environ), **{name: url for name, url in given.items() if url}}
+    with proxy_for(folder, engine, tokenizer, key, upstreams=upstreams) as endpoint:
+        ended = asyncio.run(_record(endpoint, key, folder, words))
+    for remark in ended.remarks:
+        tell(typer.style(remark, fg=typer.colors.RED))
+    calls = "1 call" if ended.num_calls == 1 else f"{ended.num_calls} calls"
+    tell(f"recorded {ended.execution_id} in {folder}: {calls}   next: gyre tree {folder} | gyre stats {folder}")
+    raise typer.Exit(ended.status)
 
 
-async def _record(endpoint: str, key: str | None, run: Path, words: list[str]) -> tuple[str, int]:
+async def _record(endpoint: str, key: str | None, run: Path, words: list[str]) -> Recorded:
     async with ProxyClient(endpoint, key) as client:
-        return await record_client(client, run, words)
+        return await record_client(client, run, words, tell)

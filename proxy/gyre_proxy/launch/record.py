@@ -3,121 +3,175 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import os
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 from gyre_data.errors import ConfigError
+from gyre_proxy.executions import new_execution_id
 
 from .client import ProxyClient
+from .clients import Launch, plan_launch, plan_watch, settings_base_url
 from .harness import environment
 
-__all__ = ["CLIENTS", "Launch", "plan_launch", "record"]
+__all__ = ["Recorded", "fresh_run", "record", "tell", "user_upstreams"]
 
-CLIENTS = ("claude", "codex", "pi")
-_WINDOW = 65536
+_SILENT_S = 20.0
+_SECRET_FLAG = re.compile(r"--?[\w-]*(key|token|secret|password|auth)[\w-]*", re.IGNORECASE)
+_SECRET = re.compile(r"(sk|rk|pk)-[\w-]{8,}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
-    """What is started: the command, environment names added for it, and files written below the run's own folder."""
+class Recorded:
+    """How a recording ended. `remarks` say what went wrong and what to do, in whole sentences."""
 
-    harness: str
-    command: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[Path, str] = field(default_factory=dict)
-
-
-def plan_launch(words: Sequence[str], base_url: str, settings: Path, window: int | None = None) -> Launch:
-    """How to start `words` against `base_url`. The first word names a known client or is any program.
-
-    A known client gets a settings folder of its own below `settings`, so that the user's is neither read nor written.
-    `window` is the proxy's context window in tokens, for clients that compact by their own count.
-    """
-    match words[0]:
-        case "claude":
-            return _claude(words[1:], settings / "claude")
-        case "pi":
-            return _pi(words[1:], base_url, settings / "pi", window or _WINDOW)
-        case "codex":
-            return _codex(words[1:], base_url, settings / "codex", window or _WINDOW)
-        case _:
-            return Launch(harness=Path(words[0]).name, command=tuple(words))
+    execution_id: str
+    status: int
+    num_calls: int
+    remarks: tuple[str, ...]
 
 
-def _claude(rest: Sequence[str], folder: Path) -> Launch:
-    env = {
-        "CLAUDE_CONFIG_DIR": str(folder),
-        "ANTHROPIC_MODEL": "gyre-policy",
-        # Without these it sends traffic that is no part of the run, or a block at token 0 that differs per agent.
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_TELEMETRY": "1",
-        "DISABLE_ERROR_REPORTING": "1",
-        "DISABLE_AUTOUPDATER": "1",
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-    }
-    return Launch(harness="claude-code", command=("claude", *rest), env=env)
+def fresh_run(root: Path = Path("runs"), today: date | None = None) -> Path:
+    """A run folder of today that is not there yet: runs/2026-11-29a, then b."""
+    day, number = (today or date.today()).isoformat(), 0
+    while True:
+        letters, rest = "", number + 1
+        while rest:
+            rest, digit = divmod(rest - 1, 26)
+            letters = chr(ord("a") + digit) + letters
+        if not (path := root / f"{day}{letters}").exists():
+            return path
+        number += 1
 
 
-def _codex(rest: Sequence[str], base_url: str, folder: Path, window: int) -> Launch:
-    # The search would be the provider's to run; it is offered to nobody here.
-    config = f"""model = "gyre-policy"
-model_provider = "gyre"
-model_context_window = {window}
-web_search = "disabled"
-check_for_update_on_startup = false
+def user_upstreams(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Where the user's own settings send this client, when that is not the provider itself: a gateway, say."""
+    found = {"anthropic": environ.get("ANTHROPIC_BASE_URL"), "openai": environ.get("OPENAI_BASE_URL")}
+    if words[0] == "claude" and (told := settings_base_url()) is not None:
+        found["anthropic"] = told
+    return {name: url.rstrip("/").removesuffix("/v1") for name, url in found.items() if url}
 
-[model_providers.gyre]
-name = "Gyre"
-base_url = {json.dumps(f"{base_url}/v1")}
-env_key = "GYRE_KEY"
-wire_api = "responses"
 
-[analytics]
-enabled = false
-"""
-    return Launch(
-        harness="codex",
-        command=("codex", *rest),
-        env={"CODEX_HOME": str(folder)},
-        files={folder / "config.toml": config},
+async def record(
+    client: ProxyClient, run: Path, words: Sequence[str], say: Callable[[str], None] = lambda text: None
+) -> Recorded:
+    """Create an execution and run the client on the terminal until it ends; `say` is told how it goes."""
+    status = await client.status()
+    observing = status.get("mode") == "observe"
+    mode = "observe mode, your own login passes through" if observing else "policy mode"
+    say(f"recording to {run}   {mode}   proxy {client.endpoint}")
+    execution_id = new_execution_id()
+    base_url = f"{client.endpoint}/x/{execution_id}"
+    if observing:
+        launch = plan_watch(words, base_url, run / "clients")
+    else:
+        launch = plan_launch(words, base_url, run / "clients", status.get("context_window"))
+    made = await client.create_execution(
+        id=execution_id,
+        task="record",
+        sample_index=0,
+        harness=launch.harness,
+        launcher={"mode": status.get("mode"), "environment": dict(launch.env)},
+        command=[*_without_secrets(launch.command)],
+        queue=False,
     )
-
-
-def _pi(rest: Sequence[str], base_url: str, folder: Path, window: int) -> Launch:
-    # The key by the name of its variable: it must not lie in the run folder.
-    model = {"id": "gyre-policy", "name": "gyre-policy", "reasoning": True, "input": ["text"]}
-    model |= {"contextWindow": window, "maxTokens": 4096}
-    model |= {"cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}
-    provider = {"baseUrl": f"{base_url}/v1", "api": "openai-completions", "apiKey": "GYRE_KEY", "models": [model]}
-    return Launch(
-        harness="pi",
-        command=("pi", "--provider", "gyre", "--model", "gyre-policy", *rest),
-        env={"PI_CODING_AGENT_DIR": str(folder), "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-        files={folder / "models.json": json.dumps({"providers": {"gyre": provider}}, indent=2)},
-    )
-
-
-async def record(client: ProxyClient, run: Path, words: Sequence[str]) -> tuple[str, int]:
-    """Create an execution, run the client on the terminal until it ends, and return (execution id, exit status)."""
-    made = await client.create_execution(task="record", group=None, sample_index=0, harness=Path(words[0]).name)
-    window = (await client.status())["context_window"]
-    launch = plan_launch(words, made["base_url"], run / "clients", window)
     for path, text in launch.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    env = environment(made["base_url"], made["key"], None, {"GYRE_EXECUTION": made["id"], **launch.env})
-    reason = "infra_fault"
+    told = {"GYRE_EXECUTION": execution_id, **launch.env}
+    env = {**os.environ, **told} if observing else environment(base_url, made["key"], None, told)
+    code, reason = await _run(client, launch, env, execution_id, say)
+    await client.end(execution_id, reason)
+    events, calls = await _events(client, execution_id), (await client.execution(execution_id))["calls"]
+    remarks = _remarks(words[0], events, calls, observing)
+    if unwritten := (await client.status()).get("unwritten"):
+        remarks += (
+            f"{unwritten} calls could not be written to {run}: free the disk before this ends, or they are lost",
+        )
+    return Recorded(execution_id=execution_id, status=code, num_calls=calls, remarks=remarks)
+
+
+async def _run(
+    client: ProxyClient, launch: Launch, env: Mapping[str, str], execution_id: str, say: Callable[[str], None]
+) -> tuple[int, str]:
+    """Exit status and end reason."""
+    silent = asyncio.create_task(_warn_when_silent(client, launch, execution_id, say))
     try:
-        child = await asyncio.to_thread(subprocess.run, list(launch.command), env=env, check=False)
-        reason = "finished" if child.returncode == 0 else "crashed"
+        child = await asyncio.to_thread(subprocess.run, list(launch.command), env=dict(env), check=False)
     except FileNotFoundError:
+        await client.end(execution_id, "infra_fault")
         raise ConfigError(f"wanted the program {launch.command[0]}, found none on PATH; install it first") from None
     except asyncio.CancelledError:
-        reason = "cancelled"
+        await asyncio.shield(client.end(execution_id, "cancelled"))
         raise
     finally:
-        await asyncio.shield(client.end(made["id"], reason))
-    return made["id"], child.returncode
+        silent.cancel()
+    return child.returncode, "finished" if child.returncode == 0 else "crashed"
+
+
+async def _warn_when_silent(client: ProxyClient, launch: Launch, execution_id: str, say: Callable[[str], None]) -> None:
+    await asyncio.sleep(_SILENT_S)
+    if not await _events(client, execution_id):
+        say(f"{launch.command[0]} is up {_SILENT_S:.0f} s with 0 requests: {_elsewhere(launch.command[0])}")
+
+
+async def _events(client: ProxyClient, execution_id: str) -> list[dict[str, Any]]:
+    """What is known of this execution's requests; the log is kept in memory only, so it is what this proxy saw."""
+    found, start = [], 0
+    while True:
+        events, following = await client.events(start)
+        found += [e for e in events if e.get("execution_id") == execution_id and e["type"] in ("call", "passed")]
+        if not events:
+            return found
+        start = following
+
+
+def _elsewhere(name: str) -> str:
+    if name == "claude":
+        return (
+            "fine while nothing was asked; else something sends it elsewhere: a settings file with another "
+            "ANTHROPIC_BASE_URL that --settings keeps, or CLAUDE_CODE_USE_BEDROCK or _VERTEX"
+        )
+    return "fine while nothing was asked; else its own settings name another provider or base URL than the one led here"
+
+
+def _remarks(name: str, events: Sequence[Mapping[str, Any]], calls: int, observing: bool) -> tuple[str, ...]:
+    found = []
+    if not calls:
+        found.append(f"0 calls were recorded: {_elsewhere(name)}")
+    refused = Counter(event.get("http_status") for event in events if event["type"] == "call")
+    if observing and refused[401]:
+        found.append(
+            f"upstream 401 on {refused[401]} calls; your own credential went through unchanged: log in again "
+            "(this is not a Gyre key error)"
+        )
+    if observing and refused[None]:
+        found.append(f"{refused[None]} calls never reached the hosted API; see `gyre tree` for why")
+    return tuple(found)
+
+
+def _without_secrets(command: Sequence[str]) -> list[str]:
+    """The command as it is recorded, without what looks like a key or follows a flag that names a secret."""
+    shown, hide = [], False
+    for word in command:
+        flag, sep, _ = word.partition("=")
+        if _SECRET_FLAG.fullmatch(flag):
+            shown.append(f"{flag}=..." if sep else flag)
+            hide = not sep
+            continue
+        shown.append("..." if hide else _SECRET.sub("...", word))
+        hide = False
+    return shown
+
+
+def tell(text: str) -> None:
+    """Write a line to the terminal."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -155,8 +155,7 @@ class Relay:
             leaving.cancel()
             through.cancel()
             await passing.record()
-            if exchange.wire is not None:
-                observer.ended(exchange, passing.done)
+            observer.ended(exchange, passing.done)
 
     def _request(self, target: Target, body: _ClientBody, scope: Scope) -> httpx.Request:
         """Built by hand: a client's defaults (headers, cookies, decoding) must not come in."""

@@ -179,7 +179,10 @@ class Observer:
             self._told(exchange, call)
 
     def ended(self, exchange: Exchange, delivered: bool) -> None:
-        """The connection of a call is done with."""
+        """The connection of a request is done with."""
+        if exchange.wire is None:
+            self.events.add("passed", execution_id=exchange.execution_id, http_status=exchange.status)
+            return
         self.in_flight.discard(exchange)
         state = DeliveryState.DELIVERED if delivered else DeliveryState.ABANDONED
         row = Delivery(call_id=exchange.call_id, execution_id=exchange.execution_id, state=state, at=datetime.now(UTC))
