@@ -21,7 +21,7 @@ from .client import ProxyClient
 from .clients import Launch, plan_launch, plan_watch, settings_base_url
 from .harness import environment
 
-__all__ = ["Recorded", "fresh_run", "record", "tell", "user_upstreams"]
+__all__ = ["Recorded", "fresh_run", "record", "shown_command", "tell", "user_upstreams"]
 
 _SILENT_S = 20.0
 _SECRET_FLAG = re.compile(r"--?[\w-]*(key|token|secret|password|auth)[\w-]*", re.IGNORECASE)
@@ -79,7 +79,7 @@ async def record(
         sample_index=0,
         harness=launch.harness,
         launcher={"mode": status.get("mode"), "environment": dict(launch.env)},
-        command=[*_without_secrets(launch.command)],
+        command=[*shown_command(launch.command)],
         queue=False,
     )
     for path, text in launch.files.items():
@@ -157,7 +157,7 @@ def _remarks(name: str, events: Sequence[Mapping[str, Any]], calls: int, observi
     return tuple(found)
 
 
-def _without_secrets(command: Sequence[str]) -> list[str]:
+def shown_command(command: Sequence[str]) -> list[str]:
     """The command as it is recorded, without what looks like a key or follows a flag that names a secret."""
     shown, hide = [], False
     for word in command:

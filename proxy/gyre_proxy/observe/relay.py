@@ -87,6 +87,7 @@ class _Passing:
                 if self.exchange.whole:
                     await self.record()
                 await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self.done = self.exchange.whole  # a client may hang up as soon as it has the last event
         finally:
             await response.aclose()
         await self.record()

@@ -1,0 +1,71 @@
+"""`gyre record` over an observing proxy: what it sets, what it records of it, and what it says when things go wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gyre_data.execution import executions
+from gyre_data.store import open as open_run
+from gyre_proxy.launch.client import ProxyClient
+from gyre_proxy.launch.record import record
+from tests.support.observing import checked_calls, serve_observer
+from tests.support.provider import Answer, Provider, anthropic_stream, json_answer, sse, sse_answer
+
+PROGRAM = """
+import os, anthropic
+client = anthropic.Anthropic(api_key="sk-ant-0123456789abcdef", max_retries=0)
+with client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}]) as stream:
+    print(stream.get_final_text(), os.environ["GYRE_EXECUTION"])
+"""
+REFUSED = json_answer({"type": "error", "error": {"type": "authentication_error", "message": "no"}}, 401)
+
+
+async def _recorded(tmp_path: Path, answer: Answer, program: str) -> tuple[list[str], Path, tuple[str, ...], int]:
+    said: list[str] = []
+    async with (
+        Provider(lambda sent: answer).serving() as provider,
+        serve_observer(tmp_path / "run", provider) as proxy,
+        ProxyClient(proxy.url) as client,
+    ):
+        command = [sys.executable, "-c", program, "--api-key", "sk-ant-0123456789abcdef"]
+        ended = await record(client, proxy.run, command, said.append)
+    return said, tmp_path / "run", ended.remarks, ended.status
+
+
+async def test_a_command_is_watched_with_its_own_key(tmp_path: Path) -> None:
+    answer = sse_answer(sse(*anthropic_stream({"type": "text", "text": "Hello."})))
+    said, run, remarks, status = await _recorded(tmp_path, answer, PROGRAM)
+    assert (status, remarks) == (0, ())
+    assert "observe mode, your own login passes through" in said[0]
+    (call,) = checked_calls(run)
+    assert call.status == "ok"
+    (info,) = executions(open_run(run)).values()
+    launcher = json.loads(info.launcher or "")
+    assert (info.end_reason, launcher["mode"]) == ("finished", "observe")
+    assert launcher["environment"]["ANTHROPIC_BASE_URL"].endswith(f"/x/{info.execution_id}")
+    assert launcher["command"][-2:] == ["--api-key", "..."]
+    files = b"".join(path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert b"sk-ant-0123456789abcdef" not in files
+
+
+async def test_a_login_that_is_refused_is_told_from_a_key_of_ours(tmp_path: Path) -> None:
+    _, _, remarks, status = await _recorded(tmp_path, REFUSED, PROGRAM)
+    assert status == 1
+    assert remarks == (
+        "upstream 401 on 1 calls; your own credential went through unchanged: log in again "
+        "(this is not a Gyre key error)",
+    )
+
+
+async def test_a_client_that_goes_elsewhere_is_told(tmp_path: Path) -> None:
+    _, _, remarks, _ = await _recorded(tmp_path, REFUSED, "pass")
+    assert len(remarks) == 1
+    assert remarks[0].startswith("0 calls were recorded: ")
+
+
+async def test_a_silent_client_is_asked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gyre_proxy.launch.record._SILENT_S", 0.1)
+    said, *_ = await _recorded(tmp_path, REFUSED, "import time; time.sleep(1)")
+    assert "0 requests" in said[1]
