@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gyre_data.errors import ConfigError
+from gyre_proxy.launch.clients import plan_launch
 from gyre_proxy.launch.evaluate import evaluate
 from gyre_proxy.launch.harness import environment, kill_leftover, run_harness
-from gyre_proxy.launch.clients import plan_launch
 from gyre_proxy.launch.tasks import fill, load_tasks, program_name
 from gyre_proxy.launch.workspace import Workspace, capture
 
