@@ -343,6 +343,15 @@ class EngineContract:
             body = request(PROMPT, **{"temperature": 1.0, **wrong})
             assert engine.post("/generate", body).status_code == 400, wrong
 
+    async def test_a_schema_that_it_cannot_hold_is_a_refusal_of_the_call_alone(
+        self, engine: Engine, models: Models, tmp_path: Path
+    ) -> None:
+        async with serve_proxy(tmp_path / "run", engine, tokenizer=models.first) as served, served.http() as http:
+            held = {**LONG_REQUEST, "response_format": {"type": "json_object"}}
+            answer = await http.post("/x/e/v1/chat/completions", json=held, timeout=120)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), answer.text
+            assert [one.state for one in served.proxy.router.engines] == ["up"]
+
     def test_facts_and_load_are_served(self, engine: Engine, models: Models) -> None:
         assert engine.get("/ready").status_code == 200
         assert engine.get("/health").status_code == 200
