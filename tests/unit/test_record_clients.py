@@ -1,15 +1,28 @@
 """What `gyre record` sets for each client, and what it keeps of a command."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 from datetime import date
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_command
 
 from gyre_proxy.launch.clients import CLIENTS, plan_launch, plan_watch, settings_base_url
+from gyre_proxy.launch.commands import record
 from gyre_proxy.launch.record import fresh_run, shown_command, user_upstreams
+
+
+def build_command(function):
+    """The command as the command line builds it."""
+    app = typer.Typer()
+    app.command()(function)
+    return get_command(app)
+
 
 BASE = "http://127.0.0.1:1/x/e"
 
@@ -104,3 +117,18 @@ def test_each_recording_of_a_day_gets_a_folder(tmp_path: Path) -> None:
     for number in range(ord("c"), ord("z") + 1):
         (tmp_path / f"2026-11-29{chr(number)}").mkdir()
     assert fresh_run(tmp_path, day) == tmp_path / "2026-11-29aa"
+
+
+def test_the_docs_have_a_block_for_each_client_that_starts_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "record.md").read_text()
+    blocks = re.findall(r"^### [^\n]+\n\n```sh\n(.*?)```", page, re.DOTALL | re.MULTILINE)
+    started = {}
+    for block in blocks:
+        words = shlex.split(block)
+        assert words[:2] == ["gyre", "record"]
+        context = build_command(record).make_context("record", words[2:], resilient_parsing=False)
+        started[context.params["words"][0]] = context.params
+    assert set(started) == {*CLIENTS, "any-agent"}
+    assert all(params["engine"] is None and params["run"] is None for params in started.values())
+    table = page.partition("| client | observe mode sets")[2]
+    assert all(f"| {name} |" in table for name in CLIENTS)
