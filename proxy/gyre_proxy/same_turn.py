@@ -123,7 +123,7 @@ def difference(sent: Message, echoed: Message, client: str | None) -> str | None
         return "text"
     if echoed.reasoning and echoed.reasoning.strip() and echoed.reasoning.strip() != (sent.reasoning or "").strip():
         return "reasoning"
-    if _foreign_blocks(echoed.raw):
+    if _foreign_blocks(echoed.raw) != _foreign_blocks(sent.raw):
         return "blocks"
     if len(sent.tool_calls) != len(echoed.tool_calls):
         return "number of calls"

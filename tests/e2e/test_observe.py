@@ -157,9 +157,11 @@ def _anthropic() -> tuple[str, list[tuple[str, str]], list[Any], list[Answer]]:
     first = {"model": "m", "system": "Be brief.", "tools": [{"name": "stat_bay", "input_schema": {}}]}
     first |= {"messages": [{"role": "user", "content": [{"type": "text", "text": "look"}]}], "stream": True}
     result = {"type": "tool_result", "tool_use_id": "toolu_a", "content": "fine"}
-    turn = {"role": "assistant", "content": [thought, TEXT, {**CALL, "cache_control": {"type": "ephemeral"}}]}
+    searched = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
+    marked = {**CALL, "cache_control": {"type": "ephemeral"}}
+    turn = {"role": "assistant", "content": [thought, searched, TEXT, marked]}
     second = {**first, "messages": [*first["messages"], turn, {"role": "user", "content": [result]}]}
-    answers = [sse_answer(sse(*anthropic_stream(thought, TEXT, CALL)))]
+    answers = [sse_answer(sse(*anthropic_stream(thought, searched, TEXT, CALL)))]
     return "/v1/messages", ANTHROPIC, [first, second], [*answers, sse_answer(sse(*anthropic_stream(TEXT)))]
 
 
@@ -353,6 +355,19 @@ async def test_what_cannot_be_read_passes_and_is_kept_raw(
         assert note in (call.note or "")
     if "reply" in (note or "") or "no JSON" in (note or ""):
         assert b"".join(run.blob(blob) for blob in call.response_blobs or ()) == got.body
+
+
+async def test_a_call_without_a_place_in_the_tree_is_recorded_all_the_same(tmp_path: Path) -> None:
+    answer = json_answer({"content": [TEXT], "stop_reason": {"new": "form"}})
+    odd, body = [*ANTHROPIC, ("X-Gyre-Role", "captain")], json.dumps(HI).encode()
+    async with Provider(lambda sent: answer).serving() as provider, serve_observer(tmp_path / "run", provider) as proxy:
+        for headers in (odd, ANTHROPIC):
+            assert (await raw_call(proxy.base(), "POST", "/v1/messages", headers, body)).whole
+    first, second = checked_calls(tmp_path / "run")
+    assert "no place in the tree: X-Gyre-Role: wanted one of" in (first.note or "")
+    assert (first.prompt_node, second.extension, second.status) == (None, "root", "ok")
+    run = open_run(tmp_path / "run")
+    assert b"".join(run.blob(blob) for blob in first.response_blobs or ()) == b"".join(answer.pieces)
 
 
 async def test_a_websocket_upgrade_is_refused_so_that_codex_falls_back(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def anthropic_stream(*blocks: dict[str, Any], model: str = "claude-opus-4-5-2025
     events.append({"type": "ping"})
     for index, block in enumerate(blocks):
         kind = block["type"]
-        empty = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}[kind]
+        empty = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}.get(kind, {"input": {}})
         events.append({"type": "content_block_start", "index": index, "content_block": {**block, **empty}})
         deltas: list[dict[str, Any]] = []
         if kind == "text":

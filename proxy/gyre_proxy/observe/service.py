@@ -165,18 +165,27 @@ class Observer:
         if execution is None:
             return
         call: Call | None = None
-        try:
-            async with execution.lock:
-                history = await self._history(execution)
-                reading = await asyncio.to_thread(read, exchange, self.settings.bounds.body_bytes)
-                call, owed = await asyncio.to_thread(self._rows, history, exchange, reading)
-                await self._write(owed)
+        async with execution.lock:
+            try:
+                call = await self._recorded(execution, exchange)
                 execution.num_calls += 1
-        except Exception:
-            log.exception("call %s of %s was passed on but not recorded", exchange.call_id, exchange.execution_id)
-            execution.history = None
-        finally:
-            self._told(exchange, call)
+            except Exception:
+                log.exception("call %s of %s was passed on but not recorded", exchange.call_id, exchange.execution_id)
+        self._told(exchange, call)
+
+    async def _recorded(self, execution: Execution, exchange: Exchange) -> Call:
+        reading = await asyncio.to_thread(read, exchange, self.settings.bounds.body_bytes)
+        try:
+            history = await self._history(execution)
+            call, owed = await asyncio.to_thread(self._rows, history, exchange, reading)
+            await self._write(owed)
+        except Exception as error:
+            log.exception("call %s of %s has no place in its tree", exchange.call_id, exchange.execution_id)
+            execution.history = None  # it may be ahead of the disk
+            reading.notes.append(f"it has no place in the tree: {error!s:.300}")
+            call, owed = self._bare(exchange, reading)
+            await self._write(owed)
+        return call
 
     def ended(self, exchange: Exchange, delivered: bool) -> None:
         """The connection of a request is done with."""
@@ -200,13 +209,10 @@ class Observer:
         return history
 
     def _rows(self, history: ObservedHistory, exchange: Exchange, reading: Reading) -> tuple[Call, _Owed]:
-        blobs = [*reading.request_pieces, *([reading.raw_reply] if reading.raw_reply else [])]
         request = reading.request
         if request is None or not request.messages:
-            call = call_of(exchange, reading, None, None, 0)
-            return call, _Owed(rows=[call], blobs=blobs)
-        if request.tools:
-            blobs.append(canonical(list(request.tools)))
+            return self._bare(exchange, reading)
+        blobs = _blobs(reading)
         plan = history.plan(request, label(request.wire, exchange.headers, request, exchange.agent))
         history.reserve(plan)
         output_id, output = f"n_{secrets.token_hex(10)}", reading.output
@@ -214,6 +220,13 @@ class Observer:
         num_tokens = count_message(self.counter, output) if output is not None else 0
         call = call_of(exchange, reading, plan, output_id if output is not None else None, num_tokens)
         return call, _Owed(rows=[*written.nodes, call], blobs=[*blobs, *written.blobs.values()])
+
+    def _bare(self, exchange: Exchange, reading: Reading) -> tuple[Call, _Owed]:
+        """A call outside the tree, with all that came."""
+        if reading.raw_reply is None and exchange.reply.kept:
+            reading.raw_reply = exchange.secrets.removed(bytes(exchange.reply.kept))
+        call = call_of(exchange, reading, None, None, 0)
+        return call, _Owed(rows=[call], blobs=_blobs(reading))
 
     # --- what the disk is owed ----------------------------------------------------------------------------------------
 
@@ -301,6 +314,13 @@ class Observer:
             await asyncio.sleep(0.05)
         if self._owed and not await self._pay():
             log.error("%d calls went by and could not be written: they are lost", len(self._owed))
+
+
+def _blobs(reading: Reading) -> list[bytes]:
+    """What a call's row names."""
+    tools = reading.request.tools if reading.request is not None else ()
+    extra = [*([reading.raw_reply] if reading.raw_reply else []), *([canonical(list(tools))] if tools else [])]
+    return [*reading.request_pieces, *extra]
 
 
 def _no_engine(url: str) -> NoReturn:

@@ -49,7 +49,7 @@ def reply(body: Mapping[str, Any]) -> Said:
     """A message that came whole."""
     said = Said(form=_form(body))
     said.message = _assistant(_blocks(body.get("content")))
-    said.stop_reason = body.get("stop_reason") or None
+    said.stop_reason = text_of(body.get("stop_reason")) or None
     said.at_limit = said.stop_reason in ("max_tokens", "model_context_window_exceeded")
     usage = body.get("usage")
     said.usage = usage if isinstance(usage, Mapping) else None

@@ -32,7 +32,7 @@ def reply(body: Mapping[str, Any]) -> Said:
     if choices and isinstance(message := choices[0].get("message"), Mapping):
         said.form = {name: value for name, value in message.items() if value is not None}
         said.message = _message({**message, "role": "assistant"})
-        said.stop_reason = choices[0].get("finish_reason") or None
+        said.stop_reason = text_of(choices[0].get("finish_reason")) or None
         said.at_limit = said.stop_reason == "length"
     usage = body.get("usage")
     said.usage = usage if isinstance(usage, Mapping) else None
