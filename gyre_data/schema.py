@@ -284,7 +284,7 @@ TABLES: dict[str, Table] = {
                 _req(
                     "role_source",
                     STRING,
-                    "how the role was known: header, client, shape, inherited, first, none",
+                    "how the role was known: header, client, shape, spawn, inherited, first, none",
                 ),
                 _opt("agent_id", STRING, "the client's own name for the agent; null for the main one"),
                 _opt("parent_agent_id", STRING, "agent that started this one"),

@@ -115,6 +115,19 @@ async def test_an_agent_in_the_background_is_linked_to_its_call(tmp_path: Path) 
     assert {call.fork_check for call in made.calls} == {None}
 
 
+async def test_the_classifier_of_auto_mode_is_a_side_call(tmp_path: Path) -> None:
+    rules = {
+        "AUTO-TASK": calling("Bash", command=f"rm -rf {tmp_path}/gone; echo SAW-$((1 + 1))", description="clean"),
+        "</transcript>": "<block>no</block>",
+        "SAW-2": "All done.",
+    }
+    made = await played(tmp_path, rules, "AUTO-TASK: clean.", 'claude -p "$PROMPT" --permission-mode auto')
+    assert "All done." in made.printed
+    assert [str(call.agent_role) for call in made.calls] == ["main", "side", "main"]
+    first, _, last = made.calls
+    assert (last.extension, last.continues_from) == (Extension.BRIDGE, first.call_id)
+
+
 def spawned(call: Call) -> tuple[str | None, str | None]:
     return call.spawned_by_node, call.spawned_by_tool_call
 
