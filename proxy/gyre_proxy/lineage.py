@@ -175,7 +175,7 @@ class Lineage:
         """What the plan had said: only unlabelled calls have a conversation that is not in their row."""
         if call.role_source == "none":
             return new_conversation(prompt.node_id)
-        if call.role_source in ("inherited", "shape"):
+        if call.role_source == "inherited" or (call.role_source == "shape" and call.agent_role in SUMMARIES):
             if (uses := self.uses(prompt.node_id)) and call.extension == "retry":
                 return uses[-1].conversation
             if call.continues_from in self._calls:

@@ -30,12 +30,15 @@ def call(driver: Driver, messages: list[Message], text: str = "", *calls: ToolCa
     return driver.call(messages, ids(driver, text or "x"), reply, label)
 
 
-def test_a_compaction_as_text_is_linked_both_ways(driver: Driver) -> None:
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_compaction_as_text_is_linked_both_ways(driver: Driver, restored: bool) -> None:
     call(driver, [system("s"), user("a")], "b")
     first = call(driver, [system("sum up"), user("USER: a ASSISTANT: b")], WORDS, label=SUMMED)
     second = call(driver, [system("sum up"), user("another part of it")], WORDS + "!", label=SUMMED)
     assert [p.agent_role for p in (first, second)] == [AgentRole.MAIN_SUMMARY] * 2
     assert [p.continues_from for p in (first, second)] == ["c_0", "c_0"], "two in parallel sum up one conversation"
+    if restored:
+        driver.history = driver.restored()
     after = call(driver, [system("s"), user(f"<summary>{WORDS}! and {WORDS}</summary>"), user("go on")], "d")
     assert (after.agent_role, after.role_source) == (AgentRole.MAIN, "inherited")
     assert (after.branch_reason, after.continues_from) == (BranchReason.COMPACTION, "c_2")
@@ -68,6 +71,21 @@ def test_a_turn_that_a_side_call_followed_is_still_simply_extended(driver: Drive
     again = call(driver, [*talk, user("no, this")], "e")
     assert (again.extension, again.branch_reason) == (Extension.FORK, BranchReason.REWIND)
     driver.check()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_side_call_that_repeats_the_conversation_stays_beside_it(driver: Driver, restored: bool) -> None:
+    talk = [system("s"), user("a")]
+    call(driver, talk, "b")
+    talk += [assistant("b", hint=driver.output_node)]
+    beside = call(driver, [system("memories"), *talk[1:], user("extract")], "c", label=SIDE)
+    assert (beside.agent_role, beside.continues_from) == (AgentRole.SIDE, "c_0")
+    if restored:
+        driver.history = driver.restored()
+    on = call(driver, [*talk, user("go on")], "d")
+    assert (on.agent_role, on.extension, on.branch_reason) == (AgentRole.MAIN, Extension.BRIDGE, None)
+    newest = call(driver, [system("s2"), *talk[1:], user("and then")], "e")
+    assert (newest.agent_role, newest.first_difference_message) == (AgentRole.MAIN, 0)
 
 
 @pytest.mark.parametrize("restored", [False, True])
