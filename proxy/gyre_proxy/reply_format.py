@@ -63,7 +63,7 @@ def _rendered_calls(template: Template) -> list[tuple[tuple[ToolCall, ...], str]
     found = []
     for num_calls in (2, 1):
         calls = tuple(
-            ToolCall(name=_NAME, arguments={"text": f"{_TEXT}{i}", "count": i}, id=f"gyre0000{i}")  # Mistral wants nine
+            ToolCall(name=_NAME, arguments={"text": f"{_TEXT}{i}", "count": i}, id=f"call_{i}")
             for i in range(num_calls)
         )
         turn = Message(role="assistant", tool_calls=calls)

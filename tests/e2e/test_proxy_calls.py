@@ -7,8 +7,10 @@ import pytest
 
 from gyre_data.store import open as open_run
 from tests.support.proxy_server import calls_of, check_run, deliveries_of, nodes_of, path_ids, serve_proxy
+from tests.support.reply_texts import CALLS, TOOLS
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.toy_template import ToyTemplate
+from tests.support.toy_tokenizer import encode
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -277,3 +279,15 @@ async def test_an_unclosed_mark_in_an_earlier_turn_opens_nothing_in_the_reply(tm
     async with engine.serving(), serve_proxy(tmp_path / "run", engine, template=ToyTemplate("glm")) as served:
         blocks, _ = await send(served, "anthropic", request, False)
     assert blocks == [("text", "ok")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("wire", ["anthropic", "openai_chat"])
+async def test_values_between_tags_are_typed_by_the_tools_of_the_request(tmp_path, wire, stream):
+    tool = {"name": "move", "description": "Moves.", "input_schema": TOOLS[0]["function"]["parameters"]}
+    request = {"model": "toy", "max_tokens": 256, "messages": [{"role": "user", "content": "Go."}], "tools": [tool]}
+    ids = encode("On it. " + CALLS["qwen3_coder"] + "<|im_end|>")
+    engine = ScriptedEngine([{"deltas": [{"ids": [token], "lps": [-0.1]} for token in ids]}])
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine, parser="qwen3_coder") as served:
+        blocks, _ = await send(served, wire, request, stream)
+    assert blocks == [("text", "On it."), ("tool_use", "move", {"crate": "7", "bay": 1})]
