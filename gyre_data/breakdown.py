@@ -70,7 +70,7 @@ def by_role(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[R
             for i, num_tokens in enumerate(tree.num_tokens_N.tolist()):
                 name = role.get(str(tree.call_of_N[i]), str(AgentRole.UNKNOWN))
                 distinct[name] += num_tokens
-                sampled[name] += num_tokens if tree.author_N[i] == Author.POLICY else 0
+                sampled[name] += num_tokens if tree.author_N[i] in (Author.POLICY, Author.PROVIDER) else 0
                 trainable[name] += num_tokens if judged.trainable_N[i] else 0
                 kept[name] += num_tokens if i in owned else 0
     return [

@@ -64,6 +64,7 @@ class TreeCounts:
     """Distinct tokens on the candidates."""
     expanded_tokens: int = 0
     sampled_tokens: int = 0
+    """Of the policy, or of a hosted model (counted locally then)."""
     trainable_tokens: int = 0
     kept_tokens: int = 0
     false_forks: int = 0
@@ -147,7 +148,7 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         prompt_tokens=sum(call.prompt_tokens or 0 for call in tree.calls),
         trajectory_tokens=int(tokens_N[times_N > 0].sum()),
         expanded_tokens=int((tokens_N * times_N).sum()),
-        sampled_tokens=int(tokens_N[tree.author_N == Author.POLICY].sum()),
+        sampled_tokens=int(tokens_N[(tree.author_N == Author.POLICY) | (tree.author_N == Author.PROVIDER)].sum()),
         trainable_tokens=int(tokens_N[judged.trainable_N].sum()),
         kept_tokens=sum(t.num_owned for t in kept),
         false_forks=len(false),

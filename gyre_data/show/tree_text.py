@@ -69,7 +69,8 @@ def _header(shown: Outline, counts: TreeCounts, short: str) -> Text:
     told.append(f" #{info.sample_index}" if info.sample_index is not None else "")
     harness = " ".join(part for part in (info.harness, info.harness_version) if part)
     told.append(f"  {harness or DASH}")
-    told.append(f"  policy {_versions(counts)}")
+    models = sorted({call.served_model for call in shown.tree.calls if call.served_model})
+    told.append(f"  model {', '.join(models)}" if models else f"  policy {_versions(counts)}")
     if info.running:
         told.append("  running", style="bold yellow")
     else:

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 import zstandard
 
+from gyre_data.counts import stats
 from gyre_data.errors import CaptureError
+from gyre_data.listing import list_executions
+from gyre_data.show.outline import outline
+from gyre_data.show.stats_text import stats_lines
+from gyre_data.show.tree_text import tree_lines
 from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
 from gyre_proxy.observe.settings import Upstreams
@@ -244,6 +249,30 @@ async def test_a_conversation_becomes_a_tree(tmp_path: Path, name: str, restart:
     assert (second.upstream, second.http_status) == (provider.url, 200)
     assert second.response_blobs is None
     assert second.note is None
+
+
+async def test_what_was_observed_is_shown_with_its_model_usage_and_price(tmp_path: Path) -> None:
+    target, headers, bodies, answers = ECHO["anthropic"]()
+    queue = iter(answers)
+    async with (
+        Provider(lambda sent: next(queue)).serving() as provider,
+        serve_observer(tmp_path / "run", provider) as proxy,
+    ):
+        for body in bodies:
+            await raw_call(proxy.base(), "POST", target, headers, json.dumps(body).encode())
+    run = open_run(tmp_path / "run")
+    found = stats(run)
+    told = "\n".join(str(line) for line in stats_lines(found, where="RUN"))
+    assert "hosted      in 18  cache read 200  write 40  out 14  ~ $0.00079 list price (20" in told
+    assert "(local count)" in told
+    assert found.trees.sampled_tokens > 0
+    assert (found.trees.trainable_tokens, dict(found.trees.not_trained)) == (0, {"hosted": 2})
+    tree = "\n".join(str(line) for line in tree_lines(outline(run["e1"]), short="e1", where="RUN"))
+    assert "model claude-opus-4-5-20251101" in tree
+    assert "2 sampled by a hosted API" in tree
+    (listed,) = list_executions(run)
+    assert listed.cost == pytest.approx(found.hosted.cost if found.hosted else None)
+    assert listed.num_sampled_tokens == found.trees.sampled_tokens
 
 
 async def test_nothing_of_a_credential_reaches_the_disk(tmp_path: Path) -> None:
