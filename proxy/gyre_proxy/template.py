@@ -17,7 +17,9 @@ from typing import Any, NoReturn, Protocol
 import jinja2
 import jinja2.ext
 import numpy as np
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from tokenizers import Tokenizer
 
 from gyre_data.errors import ConfigError
@@ -250,10 +252,33 @@ class _GenerationTag(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body).set_lineno(line)
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox with the answers at once that it gives after many checks: these attributes are safe, always."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute, or else an item."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if (kind is str and attribute in _STR_METHODS) or (
+            (kind is LoopContext or kind is Namespace) and not attribute.startswith("_")
+        ):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                pass
+        return super().getattr(obj, attribute)
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+
+
 def _environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
+    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
 
     def tojson(
         value: Any,

@@ -17,13 +17,12 @@ from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, va
 from gyre_proxy.dialects.inbound import (
     arguments_of,
     as_blocks,
-    check_results,
     hint_of,
     join_lines,
-    join_turns,
     refuse_engine_fields,
     refuse_media,
     schema_text,
+    settled,
     shown_block,
     stops_of,
     without_cache_marks,
@@ -132,7 +131,7 @@ class Anthropic:
     def parse(self, body: bytes, headers: Mapping[str, str], reader: Reader | None = None) -> Request:
         """The canonical request; `headers` change nothing on this wire."""
         opened = (reader or Reader()).open(body, "messages")
-        sent = validated(_Body, opened.fields)
+        sent = opened.once("rest", lambda: validated(_Body, opened.fields))
         _refuse(sent)
         tools, definitions = opened.once("tools", lambda: _read_tools(sent.tools or ()))
         messages = list(opened.led_by(opened.once("system", lambda: _system(sent.system))))
@@ -145,12 +144,11 @@ class Anthropic:
                 "messages: assistant message prefill is not supported. The conversation must end with a user message.",
                 "messages",
             )
-        check_results(messages)
         offered = () if (sent.tool_choice or {}).get("type") == "none" else tools
         return Request(
             wire=self.name,
             model=sent.model,
-            messages=opened.finish(join_turns(messages)),
+            messages=opened.finish(messages, settled),
             tools=offered,
             sampling=Sampling(
                 max_tokens=sent.max_tokens,

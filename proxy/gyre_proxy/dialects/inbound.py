@@ -22,6 +22,7 @@ __all__ = [
     "refuse_engine_fields",
     "refuse_media",
     "schema_text",
+    "settled",
     "shown_block",
     "stops_of",
     "without_cache_marks",
@@ -161,6 +162,12 @@ def join_turns(messages: Iterable[Message]) -> tuple[Message, ...]:
         else:
             joined.append(message)
     return tuple(joined)
+
+
+def settled(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Messages whose results are checked, joined to turns."""
+    check_results(messages)
+    return join_turns(messages)
 
 
 def _joined_raw(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -12,13 +12,12 @@ from gyre_proxy.dialects.base import BadRequest, ReplyContext, StreamEncoder, va
 from gyre_proxy.dialects.inbound import (
     arguments_of,
     as_blocks,
-    check_results,
     hint_of,
     join_lines,
-    join_turns,
     refuse_engine_fields,
     refuse_media,
     schema_text,
+    settled,
     shown_block,
     stops_of,
     without_cache_marks,
@@ -134,16 +133,15 @@ class OpenAIChat:
     def parse(self, body: bytes, headers: Mapping[str, str], reader: Reader | None = None) -> Request:
         """The canonical request; `headers` change nothing on this wire."""
         opened = (reader or Reader()).open(body, "messages")
-        sent = validated(_Body, opened.fields)
+        sent = opened.once("rest", lambda: validated(_Body, opened.fields))
         _refuse(sent)
         messages = opened.each(lambda value, index: _message(value, f"messages.{index}"))
-        check_results(messages)
         tools = opened.once("tools", lambda: _tools(sent.tools or ()))
         tools = () if sent.tool_choice == "none" else tools
         return Request(
             wire=self.name,
             model=sent.model,
-            messages=opened.finish(join_turns(messages)),
+            messages=opened.finish(messages, settled),
             tools=tools,
             sampling=Sampling(
                 max_tokens=sent.max_completion_tokens or sent.max_tokens,

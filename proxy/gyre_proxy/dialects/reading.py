@@ -6,9 +6,14 @@ that were read before. Whether a body is known or not, what is read from it is t
 
 from __future__ import annotations
 
+import operator
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, TypeVar
+
+import numpy as np
 
 from gyre_proxy.dialects.base import BadRequest, load_body
 from gyre_proxy.dialects.pieces import Cut, cut_body
@@ -33,9 +38,15 @@ class _Trail:
 
     begin: bytes
     """What came before the first message."""
+    whole: bytes
+    """Everything up to the end of the last message."""
+    ends: tuple[int, ...]
+    """Where the messages begin, and where each of them ends."""
     parts: list[BodyPart]
     values: list[Any]
     """What was read from each part."""
+    read: tuple[Message, ...]
+    """The messages before they were joined to turns."""
     messages: tuple[Message, ...]
     context: Any
 
@@ -49,7 +60,8 @@ class Body:
     _reader: Reader
     _listed: list[Any]
     """The messages: parts to read, or values when the body is one part."""
-    _head: tuple[BodyPart, ...] = ()
+    _whole: bytes = b""
+    _ends: tuple[int, ...] = ()
     _known: int = 0
     """Messages at the front whose values are `_trail`'s."""
     _trail: _Trail | None = None
@@ -79,7 +91,8 @@ class Body:
         return list(self._values)
 
     def once(self, name: str, make: Callable[[], _T], variant: str = "") -> _T:
-        """What `make` makes of a large field, made anew only when its bytes, or the `variant`, are new."""
+        """What `make` makes of a large field, or of the "rest" that is not messages: made anew only when its bytes, or
+        the `variant`, are new."""
         return self._reader.kept(name + variant, self._raw[name], make) if self._raw.get(name) else make()
 
     def led_by(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -88,22 +101,40 @@ class Body:
         same = len(before) == len(messages) and all(map(_alike, before, messages))
         return before if same else messages
 
-    def finish(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The request's messages, those that were there before as the same objects. The reading has succeeded."""
-        before = self._trail.messages if self._trail else ()
-        known = [old if old is new or _same(old, new) else new for old, new in zip(before, messages, strict=False)]
-        result = (*known, *messages[len(known) :])
-        if self._head:
-            parts = [part for part in self._listed if isinstance(part, BodyPart)]
-            trail = _Trail(
-                begin=b"".join(part.data for part in self._head),
-                parts=parts,
+    def finish(
+        self, messages: Sequence[Message], settle: Callable[[Sequence[Message]], Sequence[Message]] = tuple
+    ) -> tuple[Message, ...]:
+        """The request's messages, those that were there before as the same objects. The reading has succeeded.
+
+        `settle` checks and joins messages. It is given those from an assistant message on that follows none: what
+        comes before that has been through it, and is not touched by what comes after.
+        """
+        read, trail = tuple(messages), self._trail
+        settled: tuple[Message, ...] = ()
+        if trail is not None and len(trail.read) == len(trail.messages):
+            known = _num_same(trail.read, read)
+            while known > 1 and not (known < len(read) and _opens_turn(read, known)):
+                known -= 1
+            if known > 1:
+                settled = trail.messages[:known]
+        done = (*settled, *settle(read[len(settled) :]))
+        if trail is not None and len(settled) < len(done):
+            pairs = zip(trail.messages[len(settled) :], done[len(settled) :], strict=False)
+            known_too = [old if old is new or _same(old, new) else new for old, new in pairs]
+            done = (*settled, *known_too, *done[len(settled) + len(known_too) :])
+        if self._whole:
+            kept = _Trail(
+                begin=self._whole[: self._ends[0]],
+                whole=self._whole,
+                ends=self._ends,
+                parts=self._listed,
                 values=self._values,
-                messages=result,
+                read=read,
+                messages=done,
                 context=self._context,
             )
-            self._reader.keep(trail, self._trail, self._known)
-        return result
+            self._reader.keep(kept, trail, self._known)
+        return done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -135,23 +166,23 @@ class Reader:
             listed = fields.get(key)
             parts = tuple(self._part(piece) for piece in (cut.pieces if cut else (body,)))
             return Body(parts=parts, fields=fields, _reader=self, _listed=listed if isinstance(listed, list) else [])
-        return self._opened(cut, key, [], None)
+        return self._opened(cut, key, body)
 
     def _longest(self, body: bytes) -> _Found | None:
         """The trail that the body follows furthest."""
         best: _Found | None = None
         for trail in self._trails:
-            at = start = len(trail.begin) if body.startswith(trail.begin) else body.find(trail.parts[0].data)
-            if start < 0:
-                continue
-            known = 0
-            for part in trail.parts:
-                if not body.startswith(part.data, at):
-                    break
-                at += len(part.data)
-                known += 1
+            if body.startswith(trail.begin):
+                start, known = len(trail.begin), bisect_right(trail.ends, _num_common(body, trail.whole)) - 1
+                end = trail.ends[known]
+            else:
+                start = end = body.find(trail.parts[0].data)
+                known = 0
+                while end >= 0 and known < len(trail.parts) and body.startswith(trail.parts[known].data, end):
+                    end += len(trail.parts[known].data)
+                    known += 1
             if known and (best is None or known >= best.known):
-                best = _Found(trail=trail, known=known, start=start, end=at)
+                best = _Found(trail=trail, known=known, start=start, end=end)
         return best
 
     def _prolonged(self, body: bytes, key: str, found: _Found) -> Body | None:
@@ -169,24 +200,31 @@ class Reader:
             return None
         first = body[found.end : start] + cut.pieces[cut.first]
         pieces = (*cut.pieces[: cut.first], first, *cut.pieces[cut.first + 1 :])
-        return self._opened(replace(cut, pieces=pieces), key, found.trail.parts[: found.known], found.trail)
+        return self._opened(replace(cut, pieces=pieces), key, body, found)
 
-    def _opened(self, cut: Cut, key: str, known: list[BodyPart], trail: _Trail | None) -> Body:
+    def _opened(self, cut: Cut, key: str, body: bytes, found: _Found | None = None) -> Body:
+        known = found.trail.parts[: found.known] if found else []
         end = cut.first + cut.num_messages
-        head = tuple(self._part(piece) for piece in cut.pieces[: cut.first])
-        listed = [*known, *(BodyPart(data=piece) for piece in cut.pieces[cut.first : end])]
+        head = [self._part(piece) for piece in cut.pieces[: cut.first]]
+        fresh = [BodyPart(data=piece) for piece in cut.pieces[cut.first : end]]
         tail = [self._part(piece) for piece in cut.pieces[end:]]
-        fields = load_body(cut.rest)
-        fields[key] = [None] * len(listed)
+        start = sum(len(part.data) for part in head)
+        if found is not None and start == found.trail.ends[0]:
+            ends = found.trail.ends[: found.known + 1]
+        else:
+            ends = tuple(accumulate((len(part.data) for part in known), initial=start))
+        rest = self.kept("fields", cut.rest, lambda: load_body(cut.rest))
+        fields = {**rest, key: [None] * (len(known) + len(fresh))}
         return Body(
-            parts=(*head, *listed, *tail),
+            parts=(*head, *known, *fresh, *tail),
             fields=fields,
             _reader=self,
-            _listed=listed,
-            _head=head,
+            _listed=[*known, *fresh],
+            _whole=body[: len(body) - sum(len(part.data) for part in tail)],
+            _ends=(*ends[:-1], *accumulate((len(part.data) for part in fresh), initial=ends[-1])),
             _known=len(known),
-            _trail=trail,
-            _raw=dict(cut.fields),
+            _trail=found.trail if found else None,
+            _raw={**cut.fields, "rest": cut.rest},
         )
 
     def _part(self, piece: bytes) -> BodyPart:
@@ -211,6 +249,23 @@ class Reader:
         if before in self._trails and before is not None and len(before.parts) - known <= _REVISED:
             self._trails.remove(before)
         self._trails = [*self._trails[-(_MAX_TRAILS - 1) :], trail]
+
+
+def _num_common(one: bytes, two: bytes) -> int:
+    """Bytes that both begin with."""
+    size = min(len(one), len(two))
+    differs = np.frombuffer(one, np.uint8, size) != np.frombuffer(two, np.uint8, size)
+    at = int(differs.argmax()) if size else 0
+    return at if size and differs[at] else size
+
+
+def _num_same(one: Sequence[Message], two: Sequence[Message]) -> int:
+    """Objects that both begin with."""
+    return next((i for i, same in enumerate(map(operator.is_, one, two)) if not same), min(len(one), len(two)))
+
+
+def _opens_turn(messages: Sequence[Message], at: int) -> bool:
+    return messages[at].role == "assistant" and messages[at - 1].role != "assistant"
 
 
 def _after_blanks(body: bytes, at: int) -> int:
