@@ -26,7 +26,7 @@ from gyre_data.types import Call, Floats, Ints, Node, VersionSpan
 from .branching import Kinship, describe
 from .extend import CannotExtend, Item, after_turn, whole
 from .forest import Draft, Entry, Forest, Path, Piece
-from .late_system import SystemForm, placed, system_form
+from .late_system import Placer, SystemForm, system_form
 from .lineage import Lineage
 from .locality import Locality
 from .matching import Matcher, Turn, Walk, chain_start, chain_turn, chained, hydrated
@@ -75,7 +75,7 @@ class History:
         self._template = template
         self._execution_id = execution_id
         self._thinking = thinking
-        self._late_system = late_system or system_form(template)
+        self._placed = Placer(late_system or system_form(template))
         self._forest = Forest()
         self._lineage = Lineage()
         self._matcher = Matcher()
@@ -90,7 +90,7 @@ class History:
         """Prompt and place of `request`. Raises RenderError when the template refuses the conversation."""
         if not request.messages:
             raise RenderError("wanted a conversation, got no messages; send at least one")
-        request = replace(request, messages=placed(request.messages, self._late_system))
+        request = replace(request, messages=self._placed(request.messages))
         tools_json = self._tools_json(request.tools)
         tools_digest = hashlib.sha256(tools_json).hexdigest()[:32] if tools_json else None
         start = chain_start(self._template.fingerprint, tools_digest)

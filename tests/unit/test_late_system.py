@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gyre_data.schema import Extension
-from gyre_proxy.late_system import SystemForm, placed, system_form
+from gyre_proxy.late_system import Placer, SystemForm, system_form
 from gyre_proxy.message import Message, ToolCall
 from tests.support.driver import Driver, assistant, result, said, system, user
 from tests.support.late_templates import ByTurns, Hoisting, Refusing
@@ -32,18 +32,35 @@ def test_qwen3_takes_them_as_they_stand() -> None:
 
 def test_a_late_message_is_user_text_that_says_where_it_comes_from() -> None:
     chat = (system("a"), system("b"), user("q"), system("late"), assistant("x"), result("r"), system("late"), user("w"))
-    assert placed(chat, SystemForm.IN_PLACE) == chat
-    sent = placed(chat, SystemForm.USER_TURN)
+    assert Placer(SystemForm.IN_PLACE)(chat) == chat
+    sent = Placer(SystemForm.USER_TURN)(chat)
     assert [m.role for m in sent] == ["system", "user", "user", "assistant", "tool", "user", "user"]
     assert (sent[0].content, sent[2].content, sent[2].raw) == ("a\nb", SEEN, {"sent_as": "system"})
-    joined = placed(chat, SystemForm.JOINED)
+    joined = Placer(SystemForm.JOINED)(chat)
     assert [m.content for m in joined] == ["a\nb", f"q\n{SEEN}", "x", f"r\n{SEEN}", "w"]
     assert [m.role for m in joined] == ["system", "user", "assistant", "tool", "user"]
 
 
+@pytest.mark.parametrize("form", [SystemForm.USER_TURN, SystemForm.JOINED])
+def test_the_same_messages_are_the_same_objects(form: SystemForm) -> None:
+    chat = [system("a"), system("b"), user("q"), system("late"), assistant("x"), user("v"), system("late"), user("w")]
+    place = Placer(form)
+    one, two = place(chat), place([*chat[:-1], user("w")])
+    assert all(before is after for before, after in zip(one[:-1], two[:-1], strict=True))
+    assert one == two
+    assert place(chat)[-1] is one[-1]
+
+
+def test_what_was_made_is_not_kept_for_ever() -> None:
+    place = Placer(SystemForm.USER_TURN)
+    for _ in range(1100):
+        place([user("q"), system("late")])
+    assert len(place._made) == 1024
+
+
 def test_what_is_not_text_stays_in_a_joined_message() -> None:
     odd = Message(role="user", content="q", raw={"blocks": [{"type": "odd"}]})
-    (joined,) = placed([odd, system("late")], SystemForm.JOINED)
+    (joined,) = Placer(SystemForm.JOINED)([odd, system("late")])
     assert joined.raw == {"blocks": [odd.raw, {"sent_as": "system"}]}
 
 
@@ -82,7 +99,7 @@ def test_public_templates_show_reminders_where_they_stand(name: str) -> None:
     assert form is PUBLIC[name]
     use = assistant("", ToolCall(name="stat_bay", arguments={"bay": 1}, id="call_0"))
     chat = [system("first"), user("Start."), system("second"), use, result("17"), system("third")]
-    shorter, longer = (template.render(placed(chat[:size], form), (), False) for size in (3, 6))
+    shorter, longer = (template.render(Placer(form)(chat[:size]), (), False) for size in (3, 6))
     assert longer.startswith(shorter.rstrip())
     places = [longer.find(word) for word in ("first", "Start.", "second", "17", "third")]
     assert places == sorted(places)
