@@ -1,4 +1,4 @@
-"""Unmodified pi and Claude Code against real SGLang: two turns each, recorded exactly, verified, trained on.
+"""Unmodified pi, Claude Code and Codex against real SGLang: two turns each, recorded exactly, verified, trained on.
 
 The model is tiny and samples its stop token; no small model calls tools by itself, so pi's tool call is memorised: the
 model is trained on the conversation just recorded, and the new weights are published to the running SGLang.
@@ -18,7 +18,7 @@ import pytest
 
 from gyre_data import open as open_run
 from gyre_data.execution import Execution, executions
-from tests.support.clients import CLAUDE, PI, client_path
+from tests.support.clients import CLAUDE, CODEX, PI, client_path
 from tests.support.engines import ROOT, Engine, sglang_engine
 from tests.support.proxy_process import ProxyProcess
 from tests.support.stop_prone import stop_prone
@@ -29,12 +29,13 @@ TASKS = {
     "pi-chat": ["sh", str(HERE / "harnesses/pi_twice.sh"), "openai-completions", "{prompt}"],
     "pi-anthropic": ["sh", str(HERE / "harnesses/pi_twice.sh"), "anthropic-messages", "{prompt}"],
     "claude": ["sh", str(HERE / "harnesses/claude_twice.sh"), "{prompt}"],
+    "codex": ["sh", str(HERE / "harnesses/codex_twice.sh"), "{prompt}"],
 }
 
 
 @dataclass(kw_only=True, slots=True)
 class Recorded:
-    """A run of six executions by real clients, with the engine and the proxy still up."""
+    """A run of eight executions by real clients, with the engine and the proxy still up."""
 
     run: Path
     model: Path
@@ -69,7 +70,7 @@ def write_tasks(path: Path, tasks: dict[str, list[str]], prompt: str) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    path = client_path(PI, CLAUDE)
+    path = client_path(PI, CLAUDE, CODEX)
     folder = tmp_path_factory.mktemp("clients")
     model = stop_prone(folder / "model")
     with sglang_engine(model, "--weight-version", "tiny:0") as engine:
@@ -107,10 +108,11 @@ def test_the_second_prompt_extends_the_first_exactly(recorded: Recorded) -> None
             assert second.extension in ("bridge", "repair"), task
 
 
-def test_claude_code_and_pi_are_told_apart(recorded: Recorded) -> None:
+def test_the_clients_are_told_apart(recorded: Recorded) -> None:
     known = recorded.executions()
     assert {call.wire for e in known["pi-chat"] for call in e.tree.calls} == {"openai_chat"}
     assert {call.wire for e in known["pi-anthropic"] + known["claude"] for call in e.tree.calls} == {"anthropic"}
+    assert {call.wire for e in known["codex"] for call in e.tree.calls} == {"openai_responses"}
     assert all("claude" in (call.client or "") for e in known["claude"] for call in e.tree.calls)
 
 
@@ -124,10 +126,13 @@ def test_one_word_records_a_client(recorded: Recorded) -> None:
     claude = ["claude", "--", "-p", "Say hello.", "--tools", "Bash", "--dangerously-skip-permissions"]
     recorded.gyre("record", "--run", str(recorded.run), *claude, **sandboxed)
     recorded.gyre("record", "--run", str(recorded.run), "pi", "--", "-p", "Say hello.", TERM="dumb")
+    codex = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "Say hello."]
+    recorded.gyre("record", "--run", str(recorded.run), "codex", "--", *codex, TERM="dumb")
     run = open_run(recorded.run)
     new = [info for info in executions(run).values() if info.execution_id not in before]
-    assert [str(info.end_reason) for info in new] == ["finished", "finished"]
-    assert [run[info.execution_id].tree.calls[0].wire for info in new] == ["anthropic", "openai_chat"]
+    assert [str(info.end_reason) for info in new] == ["finished"] * 3
+    wires = [run[info.execution_id].tree.calls[0].wire for info in new]
+    assert wires == ["anthropic", "openai_chat", "openai_responses"]
     files = [path for path in (recorded.run / "clients").rglob("*") if path.is_file()]
     keys = [path for path in files if re.search(r"gyre-[\w-]{32}", path.read_text("latin-1"))]
     assert files
