@@ -225,6 +225,7 @@ def test_a_schema_holds_the_reply() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input.0"),
+        ({"input": [{"type": "additional_tools", "role": "developer", "tools": [TOOL]}, USER]}, "input.0"),
         ({"input": [USER, {"type": "custom_tool_call", "call_id": "c", "name": "x", "input": "y"}]}, "input.1"),
         ({"input": [USER, {"type": "function_call", "name": "f"}]}, "input.1.call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),

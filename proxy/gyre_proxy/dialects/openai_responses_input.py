@@ -156,6 +156,12 @@ def read_item(value: Any, path: str) -> Item | Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise BadRequest(f"{path}: must be an object, got {value!r:.80}.", path)
     kind = value.get("type") or "message"
+    if kind == "additional_tools":
+        raise BadRequest(
+            f"{path}: tools inside the input are not supported: send them as `tools`. Codex does so for a model name "
+            "that it does not know, such as gyre-policy.",
+            path,
+        )
     if kind in _ELSEWHERE:
         raise BadRequest(
             f"{path}: an item of type {kind!r} cannot be given to this text model: only messages, reasoning, function "
