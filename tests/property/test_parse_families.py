@@ -41,7 +41,7 @@ STOPS = ("<|im_end|>", "<｜end▁of▁sentence｜>", "<|end|>")
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_stream_of_any_cut_is_the_batch(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.one_of(st.sampled_from(pieces(name)), st.text(max_size=3)), max_size=12)))
@@ -74,7 +74,7 @@ TEXT = st.sampled_from(["", "Done.", "First a look.\n\nThen `x < 3`."])
 
 
 @pytest.mark.parametrize("template_name", RENDERED)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(reasoning=TEXT, text=TEXT, calls=st.lists(ARGUMENTS, max_size=2))
 def test_a_rendered_reply_is_read_back(
     template_name: str, reasoning: str, text: str, calls: list[Mapping[str, Any]]
