@@ -164,6 +164,25 @@ async def cutting_once(target: str, mark: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
+async def test_codex_counts_our_keep_alive(tmp_path: Path) -> None:
+    """Its patience is set to 2 s here (300 s by default); the engine says nothing for twice as long."""
+    flow = Flow(qwen3_template(), {"MAIN-TASK": "MAIN-DONE"})
+    flow.hold(0)
+
+    async def release() -> None:
+        await flow.waiting.wait()
+        await asyncio.sleep(4)
+        flow.release()
+
+    ending = asyncio.create_task(release())
+    start = 'codex exec -c model_providers.gyre.stream_idle_timeout_ms=2000 --skip-git-repo-check "$PROMPT"'
+    script, env = documented("Codex", start), {"PROMPT": "MAIN-TASK: begin."}
+    made = await play(client_path(CODEX), tmp_path, script, flow, env, keep_alive_s=0.3)
+    await ending
+    assert "MAIN-DONE" in made.printed
+    assert len(made.calls) == 1, "nothing was asked twice"
+
+
 async def test_pi_speaks_this_wire_too(tmp_path: Path) -> None:
     rules = {
         "PI-TASK": calling("bash", "<think>\nLook.\n</think>\n\nI look.", command="echo SHOWN-$((1 + 1))"),
