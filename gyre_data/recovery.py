@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .segment import OpenSegment, Sealed, adopt_sealed, fsync_folder, read_open,
 __all__ = ["QUARANTINE", "Recovered", "leftovers", "recover"]
 
 QUARANTINE = "quarantine"
+_ATTEMPTS, _PAUSE_S = 50, 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ def recover(run: Path, pairs: Iterable[tuple[str, str]], writer: str) -> list[Re
     if not pairs:
         return []
     for table, stem in pairs:
-        if is_locked(run / table / f"{stem}.commit"):
+        if _stays_locked(run / table / f"{stem}.commit"):
             raise ConfigError(
                 f"{run}: wanted to recover {table}/{stem}, but a process still writes it; stop that worker first"
             )
@@ -73,6 +75,15 @@ def recover(run: Path, pairs: Iterable[tuple[str, str]], writer: str) -> list[Re
 
     manifests.publish(run, change, writer)
     return [_put_away(run, table, stem, sealed, found) for (table, stem), (sealed, found) in done.items()]
+
+
+def _stays_locked(path: Path) -> bool:
+    """Whether a process holds `path`, and not only for as long as the kernel takes to clear away a killed one."""
+    for _ in range(_ATTEMPTS):
+        if not is_locked(path):
+            return False
+        time.sleep(_PAUSE_S)
+    return True
 
 
 def _seal_prefix(folder: Path, stem: str, published: Sealed | None) -> tuple[Sealed | None, OpenSegment | None]:

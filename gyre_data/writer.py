@@ -110,6 +110,11 @@ class RunWriter:
             self._release()
             raise
 
+    @property
+    def is_owner(self) -> bool:
+        """Whether it holds the folder: a worker of the owner does not, and leaves `run.json` alone."""
+        return self._lock is not None
+
     def __enter__(self) -> RunWriter:
         return self
 

@@ -161,6 +161,7 @@ class Api:
         execution.key_hashes.add(key_hash(key))
         dispatched = execution.state != "queued"
         await self.proxy.recorder.commit([execution.started(self.proxy.version if dispatched else None)])
+        await self.proxy.changed(execution)
         return key
 
     async def list_executions(self, request: Request) -> Response:
@@ -252,6 +253,7 @@ class Api:
         )
         await self.proxy.recorder.commit([state])
         execution.environment = state
+        await self.proxy.changed(execution)
         self.proxy.events.add("environment", execution_id=execution.execution_id, state_id=state.state_id)
         return _answer({"state_id": state.state_id})
 
@@ -292,6 +294,7 @@ class Api:
 
     async def engines(self, request: Request) -> Response:
         """Every engine with its state, version and load."""
+        await self.proxy.refresh()
         return _answer({"engines": [engine.describe() for engine in self.proxy.router.engines]})
 
     async def change_engine(self, request: Request) -> Response:
@@ -309,6 +312,7 @@ class Api:
                 engine = router.set_version(url, _text(body, "version") or "")
             case other:
                 raise ConfigError(f"wanted action add, drain, remove or version, got {other!r}")
+        await self.proxy.engine_changed(body["action"], engine.url, _text(body, "version"))
         return _answer(engine.describe())
 
     async def segment(self, request: Request) -> Response:
@@ -332,10 +336,12 @@ class Api:
 
     async def status(self, request: Request) -> Response:
         """What the proxy is and does now."""
+        await self.proxy.refresh()
         return _answer(self.proxy.status())
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
+        await self.proxy.refresh()
         return Response(self.proxy.expose_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

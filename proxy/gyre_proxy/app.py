@@ -55,7 +55,7 @@ async def _serve(proxy: Proxy, scope: Scope, receive: Receive, send: Send) -> No
     except AddressError as error:
         address = error
     if isinstance(address, Address) and method == "GET" and address.rest == "v1/models":
-        await _models(proxy, address, scope)(scope, receive, send)
+        await (await _models(proxy, address, scope))(scope, receive, send)
         return
     if isinstance(address, Address) and method == "GET" and address.wire == "openai_responses" and upgrades(scope):
         # The answer at which Codex goes on over HTTP; frames are never read, so a warm-up is never sampled.
@@ -92,9 +92,10 @@ def foreign_to(scope: Scope) -> str | None:
     return None
 
 
-def _models(proxy: Proxy, address: Address, scope: Scope) -> Response:
+async def _models(proxy: Proxy, address: Address, scope: Scope) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
     try:
+        await proxy.learn(address.execution)
         proxy.authorize(proxy.executions.get(address.execution), headers)
     except CallError as error:
         return Response(orjson.dumps({"error": {"message": str(error)}}), 401, media_type="application/json")

@@ -41,6 +41,7 @@ def proxy(
     key: Annotated[str | None, typer.Option(help="Key that clients must present.", envvar="GYRE_KEY")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain: serve HTTPS (with --tls-key).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM private key of --tls-cert.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that serve calls; executions are shared out.")] = 1,
     policy: Annotated[str | None, typer.Option(help="Name for the weights of an engine that says `default`.")] = None,
     temperature: Annotated[float, typer.Option(help="Temperature of every call, whatever the client asks.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(help="Output limit of every call (default: the client's).")] = None,
@@ -56,6 +57,8 @@ def proxy(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     listening: dict[str, Any] = {"host": host, "port": port, "key": key, "tls_cert": tls_cert, "tls_key": tls_key}
+    if observe and workers > 1:
+        raise ConfigError(f"wanted one process with --observe, got --workers {workers}; leave it out")
     if observe:
         upstreams = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
         serve(_observe(run, tokenizer, upstreams, listening), lambda url, how: _ready(url, run, how))
@@ -73,6 +76,7 @@ def proxy(
         parser=parser,
         thinking=thinking,
         context_window=context_window,
+        workers=workers,
         policy=policy,
         sampling=RunSampling(temperature=temperature, max_tokens=max_tokens),
         **listening,

@@ -54,6 +54,8 @@ class Execution:
     environment: EnvironmentState | None = None
     """The state captured last."""
     num_calls: int = 0
+    num_elsewhere: int = 0
+    """Calls in flight in another process."""
     scores: dict[str, Score] = field(default_factory=dict)
     """The latest verdict of each evaluator."""
     reader: Reader = field(default_factory=Reader)
@@ -86,7 +88,7 @@ class Execution:
             "end_reason": self.end_reason,
             "dispatched_at": self.dispatched_at,
             "calls": self.num_calls,
-            "in_flight": sum(not g.done for g in self.generations.values()),
+            "in_flight": self.num_elsewhere + sum(not g.done for g in self.generations.values()),
             "scored": bool(self.scores),
         }
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Metrics"]
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+
+__all__ = ["Family", "Metrics"]
+
+Family = tuple[str, str, str, Sequence[tuple[str, Mapping[str, str], float]]]
+"""Name, documentation, type, and samples (name, labels, value) of one figure: plain values that can be sent."""
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
@@ -46,6 +51,30 @@ class Metrics:
         )
         self.engine_up = Gauge("gyre_engine_up", "1 while an engine takes calls", ["engine"], registry=self._registry)
 
-    def expose(self) -> bytes:
-        """The text that a Prometheus server scrapes."""
-        return generate_latest(self._registry)
+    def families(self) -> list[Family]:
+        """Every figure as plain values."""
+        return [
+            (one.name, one.documentation, one.type, [(s.name, dict(s.labels), s.value) for s in one.samples])
+            for one in self._registry.collect()
+        ]
+
+    def expose(self, workers: Mapping[str, Sequence[Family]] | None = None) -> bytes:
+        """The text that a Prometheus server scrapes; with `workers`, the figures of several processes."""
+        return generate_latest(self._registry if workers is None else _Merged(workers))
+
+
+class _Merged(CollectorRegistry):
+    """Figures of several processes under one name each, told apart by the label `worker`."""
+
+    def __init__(self, workers: Mapping[str, Sequence[Family]]) -> None:
+        super().__init__()
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        merged: dict[str, Metric] = {}
+        for worker, families in self._workers.items():
+            for name, documentation, kind, samples in families:
+                metric = merged.setdefault(name, Metric(name, documentation, kind))
+                for sample, labels, value in samples:
+                    metric.add_sample(sample, {**labels, "worker": worker}, value)
+        yield from merged.values()

@@ -8,8 +8,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,13 @@ from .router import Engine, Router
 from .service import Proxy
 from .settings import ProxySettings
 from .template import ChatTemplate, Template
+from .workers.placed import PlacedProtocol
+from .workers.process import prepare
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["DEFAULT_PORT", "running", "serve"]
+__all__ = ["DEFAULT_PORT", "run_loop", "running", "serve", "server_config"]
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +49,42 @@ DEFAULT_PORT = 8765
 _ENGINE_WAIT_S = 15.0
 
 
+async def _connect(proxy: Proxy) -> None:
+    """Take in the engines given at start, waiting a moment for one that is still starting."""
+    deadline = asyncio.get_running_loop().time() + _ENGINE_WAIT_S
+    for url in proxy.settings.engines:
+        while True:
+            try:
+                await proxy.add_engine(url)
+                break
+            except EngineError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.3)
+
+
 @asynccontextmanager
 async def running(
-    settings: ProxySettings, template: Template | None = None, writer: RunWriter | None = None
+    settings: ProxySettings,
+    template: Template | None = None,
+    writer: RunWriter | None = None,
+    *,
+    events: EventLog | None = None,
+    make: Callable[..., Proxy] = Proxy,
+    connect: Callable[[Proxy], Awaitable[None]] = _connect,
 ) -> AsyncIterator[Proxy]:
-    """A proxy with its run open and its engines checked, closed and sealed at the end. It does not listen yet."""
+    """A proxy with its run open and its engines checked, closed and sealed at the end. It does not listen yet.
+
+    A process that is one of several passes its own `events`, kind of proxy (`make`) and way to its engines (`connect`).
+    """
     writer = writer or RunWriter(settings.run)
-    metrics, events = Metrics(), EventLog()
+    metrics, events = Metrics(), events or EventLog()
     recorder = Recorder(writer, metrics.commit_s.observe)
     http = http_client()
     started = False
     try:
-        proxy = _build(settings, template, writer, recorder, open_run(settings.run), http, events, metrics)
-        await _connect(proxy)
+        proxy = _build(settings, template, writer, recorder, open_run(settings.run), http, events, metrics, make)
+        await connect(proxy)
         proxy.router.start()
         started = True
         try:
@@ -82,10 +107,11 @@ def _build(
     http: httpx.AsyncClient,
     events: EventLog,
     metrics: Metrics,
+    make: Callable[..., Proxy],
 ) -> Proxy:
     def changed(engine: Engine, what: str) -> None:
         events.add("engine." + what, url=engine.url, state=engine.state, version=str(engine.version))
-        if what in ("added", "removed"):
+        if what in ("added", "removed") and writer.is_owner:
             writer.update_info(
                 {"endpoints": {**run.info.get("endpoints", {}), "engines": [e.url for e in router.engines]}}
             )
@@ -103,23 +129,9 @@ def _build(
         probe_s=settings.probe_s,
         on_change=changed,
     )
-    return Proxy(
+    return make(
         settings=settings, template=template, router=router, recorder=recorder, run=run, events=events, metrics=metrics
     )
-
-
-async def _connect(proxy: Proxy) -> None:
-    """Take in the engines given at start, waiting a moment for one that is still starting."""
-    deadline = asyncio.get_running_loop().time() + _ENGINE_WAIT_S
-    for url in proxy.settings.engines:
-        while True:
-            try:
-                await proxy.add_engine(url)
-                break
-            except EngineError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-                await asyncio.sleep(0.3)
 
 
 def serve(
@@ -129,15 +141,22 @@ def serve(
 
     `on_ready` is told the address, and how it records in words.
     """
-    with suppress(ImportError):  # uvloop has no build for some systems
-        import uvloop
+    run_loop(_serve(settings, on_ready))
 
-        uvloop.run(_serve(settings, on_ready))
-        return
-    asyncio.run(_serve(settings, on_ready))
+
+def run_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end on the fastest loop that this system has."""
+    try:
+        import uvloop
+    except ImportError:  # no build for some systems
+        asyncio.run(work)
+    else:
+        uvloop.run(work)
 
 
 async def _serve(settings: ProxySettings | ObserveSettings, on_ready: Callable[[str, str], None]) -> None:
+    if isinstance(settings, ProxySettings) and settings.workers > 1:
+        prepare()
     writer = RunWriter(settings.run)
     try:
         listener = _listen(settings, open_run(settings.run).info)
@@ -154,14 +173,22 @@ async def _serve_on(
     writer: RunWriter,
     on_ready: Callable[[str, str], None],
 ) -> None:
-    async with _opened(settings, writer) as proxy:
+    from .workers.supervisor import Supervisor  # its workers are made of this module
+
+    async with _opened(settings, writer, Supervisor) as proxy:
         url = _url(settings, listener.getsockname()[1])
         writer.update_info(_info(proxy, url))
         app = build_observe_app(proxy) if isinstance(proxy, Observer) else build_app(proxy)
-        server = uvicorn.Server(_config(settings, app))
+        protocol = BoundedProtocol.of(settings.bounds)
+        if isinstance(proxy, Supervisor):
+            protocol = PlacedProtocol.placed(settings.bounds, proxy.place)
+        server = uvicorn.Server(server_config(settings, app, protocol))
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        if isinstance(proxy, Supervisor):
+            proxy.server = server
+            await proxy.start()
         task = asyncio.create_task(_run_server(server, listener))
         on_ready(url, "observe mode" if isinstance(proxy, Observer) else f"policy mode   {proxy.parser} replies")
         stopped = asyncio.create_task(stop.wait())
@@ -173,11 +200,11 @@ async def _serve_on(
 
 
 def _opened(
-    settings: ProxySettings | ObserveSettings, writer: RunWriter
+    settings: ProxySettings | ObserveSettings, writer: RunWriter, supervisor: type[Proxy]
 ) -> AbstractAsyncContextManager[Proxy | Observer]:
     if isinstance(settings, ObserveSettings):
         return observing(settings, writer)
-    return running(settings, writer=writer)
+    return running(settings, writer=writer, make=supervisor if settings.workers > 1 else Proxy)
 
 
 async def _run_server(server: uvicorn.Server, listener: socket.socket) -> None:
@@ -185,12 +212,15 @@ async def _run_server(server: uvicorn.Server, listener: socket.socket) -> None:
     await server._serve([listener])
 
 
-def _config(settings: ProxySettings | ObserveSettings, app: ASGIApp) -> uvicorn.Config:
+def server_config(
+    settings: ProxySettings | ObserveSettings, app: ASGIApp, protocol: type[BoundedProtocol]
+) -> uvicorn.Config:
+    """How `app` is served."""
     # A reply that is broken on purpose looks like a fault of the application to the server.
     logging.getLogger("uvicorn.error").addFilter(_not_broken_reply)
     return uvicorn.Config(
         app,
-        http=BoundedProtocol.of(settings.bounds),
+        http=protocol,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         ws="none",

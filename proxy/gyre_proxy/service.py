@@ -50,6 +50,7 @@ from .roles import label
 from .router import Engine, Router
 from .sampler import Sampler
 from .settings import ProxySettings
+from .single import SingleProcess
 from .template import Template
 from .tokenizer_check import check_tokenizer
 
@@ -58,7 +59,7 @@ __all__ = ["Proxy"]
 log = logging.getLogger(__name__)
 
 
-class Proxy:
+class Proxy(SingleProcess):
     """State of a running proxy. Create it on the event loop; `run` is a reader of the folder that `recorder` writes."""
 
     def __init__(
@@ -85,7 +86,11 @@ class Proxy:
         self._hidden = hidden_ids(template.control_tokens, self.parser)
         self._going: set[Generation] = set()
         self._reading = asyncio.Lock()
-        load_executions(self.executions, run)
+        self.load()
+
+    def load(self) -> None:
+        """Read back what the run knows of executions."""
+        load_executions(self.executions, self._run)
 
     # --- who may ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +131,7 @@ class Proxy:
                     yield execution
                     return
 
-    async def _begin(self, execution: Execution) -> None:
+    async def begin(self, execution: Execution) -> None:
         """A call of it was found good: make it known, durably, as an unlabelled recording if nobody created it."""
         if self.executions.get(execution.execution_id) is None:
             self.executions.add(execution)
@@ -178,6 +183,7 @@ class Proxy:
         """Take a call: a generation that is under way when this returns. A refusal changes nothing in the tree."""
         if self.draining:
             raise CallError("overloaded", "the proxy is shutting down; try again in a moment")
+        await self.learn(address.execution)
         self._addressed(address.execution, headers)
         known = self.executions.get(address.execution)
         request = dialect.parse(body, headers, known.reader if known else None)
@@ -193,7 +199,7 @@ class Proxy:
                 return earlier, request
             self._check_room(execution)
             generation = self._generation(execution, history, plan, request, dialect, headers, path, started_at)
-            await self._begin(execution)
+            await self.begin(execution)
             if earlier is not None and verdict is Verdict.LOST:
                 earlier.mark_lost()
             history.reserve(plan)
@@ -222,6 +228,7 @@ class Proxy:
 
     async def count(self, address: Address, dialect: Dialect, body: bytes, headers: Mapping[str, str]) -> int:
         """Tokens that the prompt of a request would have. Nothing is recorded or reserved."""
+        await self.learn(address.execution)
         execution = self.executions.get(address.execution)
         self.authorize(execution, headers)
         request = dialect.parse(body, headers, execution.reader if execution else None)
@@ -391,10 +398,14 @@ class Proxy:
 
     def expose_metrics(self) -> bytes:
         """Prometheus text, with the engines' figures of this moment."""
+        self.note_engines()
+        return self.metrics.expose()
+
+    def note_engines(self) -> None:
+        """Take the engines' figures of this moment into the metrics."""
         for engine in self.router.engines:
             self.metrics.engine_in_flight.labels(engine.url).set(engine.in_flight)
             self.metrics.engine_up.labels(engine.url).set(engine.state == "up")
-        return self.metrics.expose()
 
     async def finish(self, execution: Execution) -> None:
         """An execution ended: stop what it still samples and forget what only its next call would need."""

@@ -65,6 +65,8 @@ class ProxySettings:
     tls_cert: Path | None = None
     """PEM file of the certificate chain to serve HTTPS with."""
     tls_key: Path | None = None
+    workers: int = 1
+    """Processes that serve calls; above 1 they are children of this one, which keeps the run and the API."""
     policy: str | None = None
     sampling: RunSampling = field(default_factory=RunSampling)
     limits: SamplerLimits = field(default_factory=SamplerLimits)
@@ -86,6 +88,11 @@ class ProxySettings:
 
     def __post_init__(self) -> None:
         check_listening(self.host, self.key, self.tls_cert, self.tls_key)
+        if self.workers < 1 or (self.workers > 1 and self.tls_cert is not None):
+            raise ConfigError(
+                f"wanted --workers of at least 1, and 1 with TLS (an encrypted connection cannot change its process), "
+                f"got {self.workers}; leave it out, or put a TLS server in front"
+            )
         if self.thinking not in ("keep", "fork"):
             raise ConfigError(f"wanted --thinking keep or fork, got {self.thinking!r}")
         if not self.engines:

@@ -45,7 +45,7 @@ class ProxyProcess:
                 info = json.loads((self.run / "run.json").read_text())
                 if info.get("pid") == self._process.pid:
                     url = str(info["endpoints"]["proxy"])
-                    if httpx.get(url + "/api/status", trust_env=False, verify=self._verify).status_code == 200:
+                    if httpx.get(url + "/api/status", trust_env=False, verify=self._verify).status_code in (200, 401):
                         return url
             except (FileNotFoundError, KeyError, httpx.TransportError):
                 pass

@@ -41,6 +41,7 @@ from gyre_proxy.recorder import Recorder, Scope
 from gyre_proxy.restore import load_executions, restore_history, same_recording
 from gyre_proxy.roles import label
 from gyre_proxy.router import Router
+from gyre_proxy.single import SingleProcess
 
 __all__ = ["Observer", "observing"]
 
@@ -78,7 +79,7 @@ class _Owed:
     blobs: Sequence[bytes]
 
 
-class Observer:
+class Observer(SingleProcess):
     """State of an observing proxy. Create it on the event loop; `run` is a reader of the folder `recorder` writes."""
 
     version = None
