@@ -24,6 +24,7 @@ LOGPROB_CONVENTION = "after_temperature"
 _KEPT = (
     "anthropic-beta",
     "anthropic-version",
+    "content-encoding",
     "content-type",
     "openai-beta",
     "originator",

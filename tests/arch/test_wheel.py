@@ -24,6 +24,10 @@ def test_top_level_names_are_the_four_packages(wheel: Path) -> None:
     assert {n for n in names if not n.endswith(".dist-info")} == {"gyre_data", "gyre_proxy", "gyre_sched", "gyre_train"}
 
 
+def test_the_price_table_is_in_it(wheel: Path) -> None:
+    assert "gyre_data/prices.toml" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_it_installs_beside_proxy_py(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(wheel), "proxy.py"]

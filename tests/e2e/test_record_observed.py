@@ -1,6 +1,8 @@
 """`gyre record` over an observing proxy: what it sets, what it records of it, and what it says when things go wrong."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from gyre_data.execution import executions
 from gyre_data.store import open as open_run
 from gyre_proxy.launch.client import ProxyClient
 from gyre_proxy.launch.record import record
+from tests.support.engines import ROOT
 from tests.support.observing import checked_calls, serve_observer
 from tests.support.provider import Answer, Provider, anthropic_stream, json_answer, sse, sse_answer
 
@@ -69,3 +72,20 @@ async def test_a_silent_client_is_asked_after(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("gyre_proxy.launch.record._SILENT_S", 0.1)
     said, *_ = await _recorded(tmp_path, REFUSED, "import time; time.sleep(1)")
     assert "0 requests" in said[1]
+
+
+def test_the_one_word_from_the_command_line(tmp_path: Path) -> None:
+    answer = sse_answer(sse(*anthropic_stream({"type": "text", "text": "Hello."})))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proxy")]), "NO_COLOR": "1"}
+    with Provider(lambda sent: answer).in_a_thread() as provider:
+        words = ["record", "--upstream-anthropic", provider.url, "--", sys.executable, "-c", PROGRAM]
+        command = [sys.executable, "-m", "gyre_data", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Hello. e_")
+    (run,) = (tmp_path / "runs").iterdir()
+    name = run.relative_to(tmp_path)
+    first, last = done.stderr.strip().splitlines()
+    assert first.startswith(f"recording to {name}   observe mode, your own login passes through   proxy http://127.")
+    assert last.endswith(f"in {name}: 1 call   next: gyre tree {name} | gyre stats {name}")
+    assert [call.status for call in checked_calls(run)] == ["ok"]

@@ -15,7 +15,6 @@ __all__ = ["CREDENTIAL", "Secrets", "UndecodableError", "decoded"]
 CREDENTIAL = b"[credential]"
 _PIECE = 1 << 20
 _SECRET = re.compile(r"key|token|auth|cookie|secret|password|account")
-_PLAIN = frozenset({"x-claude-code-agent-id", "idempotency-key"})
 
 
 class UndecodableError(ValueError):
@@ -71,7 +70,7 @@ class Secrets:
     def __init__(self, headers: Mapping[str, str], query: str = "") -> None:
         found: set[str] = set()
         for name, value in headers.items():
-            if _SECRET.search(name) and name not in _PLAIN:
+            if _SECRET.search(name):
                 found |= {value, value.partition(" ")[2].strip()}
                 if name == "cookie":
                     found |= {pair.partition("=")[2].strip() for pair in value.split(";")}
