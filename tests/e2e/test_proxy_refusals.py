@@ -27,7 +27,7 @@ async def test_wrong_addresses_name_the_right_ones(tmp_path):
         assert "error" in (await http.post("/x/e1/v1/v1/chat/completions", json=REQUEST)).json()
         assert "names the execution" in (await http.post("/v1/messages", json=REQUEST)).text
         assert "this proxy serves POST /x/e1/v1/messages" in (await http.get("/x/e1/v1/messages")).text
-        assert (await http.post("/x/e1/v1/responses", json={})).status_code == 404
+        assert (await http.post("/x/e1/v1/embeddings", json={})).status_code == 404
         assert (await http.head("/x/e1/api/hello")).status_code == 200
         models = (await http.get("/x/e1/v1/models")).json()
         assert [model["id"] for model in models["data"]] == ["gyre-policy"]
