@@ -60,6 +60,8 @@ class Execution:
     """The latest verdict of each evaluator."""
     reader: Reader = field(default_factory=Reader)
     """Knows the bodies of its calls."""
+    used_at: float = 0.0
+    """When its history was last asked for (monotonic seconds)."""
     history: History | None = None
     scope: Scope = field(default_factory=Scope)
     """Belongs to `history`: its rows build on one another."""
@@ -142,6 +144,11 @@ class Executions:
         self._all.pop(execution.execution_id, None)
         if execution.group_id is not None and execution.sample_index is not None:
             self._by_sample.pop((execution.group_id, execution.sample_index), None)
+
+    def idle(self, keep: int) -> list[Execution]:
+        """Executions with a history in memory, less the `keep` that were used last; nobody waits for them."""
+        live = sorted((e for e in self._all.values() if e.history is not None), key=lambda e: e.used_at)
+        return [e for e in live[: max(0, len(live) - keep)] if not e.lock.locked()]
 
     def queued(self, limit: int, group_id: str | None = None, tasks: Collection[str] | None = None) -> list[Execution]:
         """The oldest queued executions, of one group and of some tasks only when these are given."""

@@ -58,6 +58,9 @@ __all__ = ["Proxy"]
 
 log = logging.getLogger(__name__)
 
+_MAX_HISTORIES = 512
+"""Histories in memory; each takes some 25 bytes a token."""
+
 
 class Proxy(SingleProcess):
     """State of a running proxy. Create it on the event loop; `run` is a reader of the folder that `recorder` writes."""
@@ -172,8 +175,17 @@ class Proxy(SingleProcess):
             if execution.num_calls:
                 async with self._reading:
                     experts = await asyncio.to_thread(restore_history, history, self._run, execution.execution_id)
+            self._let_go()
             execution.history, execution.scope, execution.experts = history, Scope(), experts
+        execution.used_at = time.monotonic()
         return execution.history
+
+    def _let_go(self) -> None:
+        """Keep only so many histories in memory: what a run holds can be read back when its next call comes."""
+        going = {generation.execution.execution_id for generation in self._going}
+        for execution in self.executions.idle(_MAX_HISTORIES - 1):
+            if execution.execution_id not in going:
+                execution.history, execution.reader = None, Reader()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 

@@ -201,6 +201,25 @@ async def test_a_tool_result_cannot_forge_a_turn(tmp_path, wire):
         assert sent["input_ids"].count(257) == 2 + 2 * number, "one end for each message that there is, and for tools"
 
 
+async def test_histories_beyond_the_bound_are_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("gyre_proxy.service._MAX_HISTORIES", 1)
+    engine = ScriptedEngine([{"deltas": [{"ids": [104, 105, 257], "lps": [-0.1] * 3}]}])
+    chat = [{"role": "user", "content": "go"}]
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine) as served:
+        for _ in range(3):
+            for execution in ("e1", "e2"):
+                client = served.openai(execution)
+                await client.chat.completions.create(model="toy", max_tokens=8, messages=chat)
+            chat = [*chat, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "on"}]
+            live = [one.execution_id for one in served.proxy.executions if one.history is not None]
+            assert live == ["e2"]
+    calls = check_run(tmp_path / "run", engine)
+    assert [(one.execution_id, one.extension) for one in calls if one.extension == "bridge"] == [
+        ("e1", "bridge"),
+        ("e2", "bridge"),
+    ] * 2
+
+
 async def test_what_is_recorded_of_a_call(tmp_path):
     engine = ScriptedEngine([{"deltas": [{"ids": [104, 105, 257], "lps": [-0.1, -0.2, -0.3]}]}], version="mine:3")
     run = tmp_path / "run"
