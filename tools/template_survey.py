@@ -23,7 +23,7 @@ from gyre_data.schema import Extension
 from gyre_data.types import Ints
 from gyre_proxy.borders import marker_for
 from gyre_proxy.history import History, PromptPlan
-from gyre_proxy.late_system import SystemForm, placed, system_form
+from gyre_proxy.late_system import Placer, SystemForm, system_form
 from gyre_proxy.locality import Locality
 from gyre_proxy.message import Message, Reply, Request, Text, ToolCall
 from gyre_proxy.reply_format import choose_family
@@ -205,7 +205,8 @@ def outcome(template: ChatTemplate, case: Case, end: str | None, form: SystemFor
         return "refused"
     if told.extension not in (Extension.BRIDGE, Extension.REPAIR):
         return (told.fork_check or "?")[:2]
-    whole = template.render(placed((user("Hello."), echo, *case.new), form or system_form(template)), TOOLS, True)
+    chat = Placer(form or system_form(template))((user("Hello."), echo, *case.new))
+    whole = template.render(chat, TOOLS, True)
     suffix = template.decode(told.prompt_ids[len(plan.prompt_ids) + len(ids) :])
     assert whole.endswith(suffix), f"a wrong suffix: {suffix!r} is not what the whole conversation ends with"
     return "yes"
