@@ -42,6 +42,8 @@ class Kinship:
     from_turn: bool
     """The ids of the deepest sampled turn were kept."""
     check: CannotExtend | None
+    begins_with: Entry | None
+    """End of the longest earlier prompt whose messages are the first of this one's."""
     path_of: Callable[[Entry], Path]
     """The path to a node."""
 
@@ -123,8 +125,8 @@ class _Place:
     agent_id: str | None
     parent_agent_id: str | None
     spawned_by: Spawn = (None, None)
-    summed_up: CallState | None = None
-    """The summary that stands in its messages."""
+    after: CallState | None = None
+    """The call that it goes on from, if it holds no turn that says so."""
 
 
 def _place(kin: Kinship, lineage: Lineage) -> _Place:
@@ -137,12 +139,14 @@ def _place(kin: Kinship, lineage: Lineage) -> _Place:
     turn = kin.turn or kin.copied
     summed_up = lineage.summary_in(kin.messages)
     held = lineage.call_of(turn) if turn is not None else summed_up
+    if held is None and kin.begins_with is not None:  # a client may leave out a turn that it could not use
+        held = lineage.call_with(kin.begins_with)
     main = labelled_conversation(label.agent_id, AgentRole.MAIN)
     if label.summary:
         held = held or lineage.newest.get(main)
         return _like(held, summary_role(base_role(held.role)), "shape") if held else _stranger(kin)
     if held is not None:
-        return replace(_like(held, base_role(held.role), "inherited"), summed_up=summed_up)
+        return replace(_like(held, base_role(held.role), "inherited"), after=held)
     started = lineage.started_by(label.spawner, kin.messages) if label.spawner else None
     if started is not None:
         by, spawn = started
@@ -246,7 +250,7 @@ def _continues_from(
         return newest.call_id
     if held is not None:
         return held.call_id
-    return place.summed_up.call_id if place.summed_up else None
+    return place.after.call_id if place.after else None
 
 
 def _echo_difference(kin: Kinship, lineage: Lineage) -> str | None:

@@ -110,6 +110,7 @@ class History:
             prompt_ids=prompt_ids,
             prompt_node=last.node_id,
             messages=request.messages,
+            begins_with=next((self._prompts[at][-1] for at in walk.chain[-2::-1] if at in self._prompts), None),
             path_of=self._forest.path,
         )
         told = describe(kinship, self._lineage)

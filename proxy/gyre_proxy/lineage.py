@@ -65,6 +65,7 @@ class Lineage:
         """By conversation."""
         self._calls: dict[str, CallState] = {}
         self._by_output: dict[str, CallState] = {}
+        self._by_prompt: dict[str, CallState] = {}
         self._turns: dict[str, Turn] = {}
         self._same_text: dict[str, list[Turn]] = {}
         self._uses: dict[str, list[PromptUse]] = {}
@@ -96,6 +97,10 @@ class Lineage:
     def call_of(self, turn: Turn) -> CallState:
         """The call that sampled `turn`."""
         return self._by_output[turn.entry.node_id]
+
+    def call_with(self, prompt: Entry) -> CallState | None:
+        """The newest committed call whose prompt ends in that node."""
+        return self._by_prompt.get(prompt.node_id)
 
     def uses(self, prompt_node: str) -> Sequence[PromptUse]:
         """Calls whose prompt ends in that node, oldest first."""
@@ -186,6 +191,7 @@ class Lineage:
         self.newest.pop(state.conversation, None)  # so that the newest of all comes last
         self._calls[state.call_id] = self.newest[state.conversation] = state
         self._followed.add((state.continues_from, state.conversation))
+        self._by_prompt[state.prompt.node_id] = state
         if state.output is not None:
             self._started = self._started or state.role is not AgentRole.SIDE
             self._by_output[state.output.entry.node_id] = state

@@ -78,12 +78,13 @@ async def test_pi_compacts_what_it_sends_as_text(tmp_path: Path) -> None:
 
 async def test_mini_swe_agent(tmp_path: Path) -> None:
     submit = calling("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
-    rules = {"MINI-TASK": shell("bash", "SAW"), "SAW-2": submit}
+    rules = {"MINI-TASK": "I call nothing.", "No tool calls found": shell("bash", "SAW"), "SAW-2": submit}
     script = documented("mini-swe-agent")
     made = await play(client_path(MINI), tmp_path, script, flow(rules), {"PROMPT": "MINI-TASK: look."})
     assert made.answered == list(rules)
-    assert [str(call.agent_role) for call in made.calls] == ["main", "main"]
-    extends_exactly(made, made.calls)
+    assert [str(call.agent_role) for call in made.calls] == ["main"] * 3
+    assert made.calls[1].continues_from == made.calls[0].call_id, "it leaves out the turn that it could not use"
+    extends_exactly(made, made.calls[1:])
 
 
 async def test_qwen_code_and_its_agent(tmp_path: Path) -> None:

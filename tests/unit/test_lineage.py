@@ -45,6 +45,23 @@ def test_a_compaction_as_text_is_linked_both_ways(driver: Driver, restored: bool
     driver.check()
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_client_that_leaves_a_turn_out_goes_on_with_its_conversation(driver: Driver, restored: bool) -> None:
+    talk = [system("s"), user("a")]
+    call(driver, talk, "no call of a tool")
+    if restored:
+        driver.history = driver.restored()
+    on = call(driver, [*talk, user("call a tool")], "b")
+    assert (on.agent_role, on.role_source, on.continues_from) == (AgentRole.MAIN, "inherited", "c_0")
+    assert (on.extension, on.branch_reason) == (Extension.FORK, BranchReason.CONTEXT_REWRITE)
+    if restored:
+        driver.history = driver.restored()
+    more = [*talk, user("call a tool"), assistant("b", hint=driver.output_node), user("c")]
+    assert call(driver, more, "d").agent_role is AgentRole.MAIN
+    assert call(driver, [system("s"), user("b"), user("call a tool")], "b").agent_role is AgentRole.UNKNOWN
+    driver.check()
+
+
 def test_a_summary_of_nothing_is_unknown(driver: Driver) -> None:
     assert call(driver, [system("sum up"), user("x")], WORDS, label=SUMMED).agent_role is AgentRole.UNKNOWN
     labelled = replace(SUMMED, role=AgentRole.MAIN_SUMMARY, agent_id="s1")
