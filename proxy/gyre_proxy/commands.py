@@ -57,10 +57,13 @@ def proxy(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     listening: dict[str, Any] = {"host": host, "port": port, "key": key, "tls_cert": tls_cert, "tls_key": tls_key}
-    if observe and workers > 1:
-        raise ConfigError(f"wanted one process with --observe, got --workers {workers}; leave it out")
+    upstreams = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
+    _refuse_idle(
+        observe,
+        engines={"--engine": engine, "--template": template, "--policy": policy, "--workers": workers > 1},
+        upstreams={f"--upstream-{name}": url for name, url in upstreams.items()},
+    )
     if observe:
-        upstreams = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
         serve(_observe(run, tokenizer, upstreams, listening), lambda url, how: _ready(url, run, how))
         return
     if not engine or tokenizer is None:
@@ -82,6 +85,16 @@ def proxy(
         **listening,
     )
     serve(settings, lambda url, how: _ready(url, run, how))
+
+
+def _refuse_idle(observe: bool, engines: dict[str, Any], upstreams: dict[str, Any]) -> None:
+    """Refuse a setting that would have no effect in this mode."""
+    from gyre_data.errors import ConfigError
+
+    idle = [name for name, value in (engines if observe else upstreams).items() if value]
+    if idle:
+        with_or_without = "with" if observe else "without"
+        raise ConfigError(f"{' and '.join(idle)} has no effect {with_or_without} --observe; leave it out")
 
 
 def _observe(

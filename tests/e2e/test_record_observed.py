@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gyre_data.errors import ConfigError
 from gyre_data.execution import executions
 from gyre_data.store import open as open_run
+from gyre_proxy.commands import proxy
 from gyre_proxy.launch.client import ProxyClient
 from gyre_proxy.launch.record import record
 from tests.support.engines import ROOT
@@ -89,3 +92,21 @@ def test_the_one_word_from_the_command_line(tmp_path: Path) -> None:
     assert first.startswith(f"recording to {name}   observe mode, your own login passes through   proxy http://127.")
     assert last.endswith(f"in {name}: 1 call   next: gyre tree {name} | gyre stats {name}")
     assert [call.status for call in checked_calls(run)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"observe": True, "engine": ["http://127.0.0.1:1"]}, "--engine has no effect with --observe"),
+        ({"observe": True, "workers": 2}, "--workers has no effect with --observe"),
+        ({"upstream_openai": "https://x"}, "--upstream-openai has no effect without --observe"),
+        ({"observe": True, "upstream_openai": "https://x/v1"}, "ends in /v1"),
+        ({"observe": True, "upstream_openai": "https://user:secret@x"}, "credentials are the client's own"),
+        ({"observe": True, "host": "0.0.0.0"}, "wanted a key"),
+        ({}, "or record hosted APIs with --observe"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, options: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ConfigError, match=refused):
+        proxy(run=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
