@@ -98,8 +98,10 @@ class Locality:
         self.num_short = 0
         """Extensions rendered after a stand-in only, since the last that was checked."""
         for turn in _turns():
-            for new in _follow_ups(turn):
-                self.proved = self.proved and self._try(turn, new)
+            for tools in _TOOLS:
+                histories = [history for history in _histories() if self._takes(history, turn, tools)]
+                for new in _follow_ups(turn):
+                    self.proved = self.proved and self._try(turn, new, tools, histories)
 
     def stand_in(self, tools: _Tools) -> tuple[Sequence[Message], _Tools]:
         """The history, and the tools, to render a turn after."""
@@ -119,18 +121,16 @@ class Locality:
             self.num_short,
         )
 
-    def _try(self, turn: Message, new: Sequence[Message]) -> bool:
+    def _try(
+        self, turn: Message, new: Sequence[Message], tools: _Tools, histories: Sequence[Sequence[Message]]
+    ) -> bool:
         """Whether `new` after `turn` is rendered the same whatever came before."""
-        for tools in _TOOLS:
-            short = self._after(_STAND_IN, turn, new, tools)
-            if short is None:
-                continue  # such an extension is rendered in full
-            if tools and short != self._after(_STAND_IN, turn, new, _STAND_IN_TOOLS):
-                self.reads_tools = True
-            for history in _histories():
-                if self._takes(history, turn, tools) and self._after(history, turn, new, tools) != short:
-                    return False
-        return True
+        short = self._after(_STAND_IN, turn, new, tools)
+        if short is None:
+            return True  # such an extension is rendered in full
+        if tools and short != self._after(_STAND_IN, turn, new, _STAND_IN_TOOLS):
+            self.reads_tools = True
+        return all(self._after(history, turn, new, tools) == short for history in histories)
 
     def _takes(self, history: Sequence[Message], turn: Message, tools: _Tools) -> bool:
         """Whether the template takes the history at all, with a user message or results after the turn."""
