@@ -8,6 +8,7 @@ from gyre_data.schema import Extension
 from gyre_proxy.late_system import SystemForm
 from gyre_proxy.locality import Locality
 from tests.support.driver import Driver, assistant, said, user
+from tests.support.public_templates import public_template
 from tests.support.qwen3 import qwen3_template
 from tests.support.toy_template import TEMPLATES, ToyTemplate
 
@@ -47,6 +48,18 @@ def test_qwen3_is_local() -> None:
 
 def test_a_template_that_looks_further_back_is_not() -> None:
     assert not Locality(Remembering()).proved
+
+
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [
+        ("Qwen-Qwen3-0.6B", True),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", False),
+        ("upstage-Solar-Open-100B", False),
+    ],
+)
+def test_public_templates_that_look_at_earlier_calls_are_found_out(name: str, local: bool) -> None:
+    assert Locality(public_template(name)).proved is local
 
 
 def test_tools_are_given_when_they_matter() -> None:
