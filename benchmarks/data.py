@@ -7,17 +7,14 @@ bound is missed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+import _frame
 import numpy as np
 import pyarrow as pa
 
@@ -153,34 +150,10 @@ def measure_reading(folder: Path, num_calls: int, num_tokens: int) -> dict[str, 
     }
 
 
-def missed(figures: dict[str, float]) -> list[str]:
-    """What lies outside its bound, in words."""
-    found = []
-    for name, (least, most) in BOUNDS.items():
-        value = figures[name]
-        if (least is not None and value < least) or (most is not None and value > most):
-            found.append(f"{name} is {value:.3g}, wanted {'at least' if least else 'at most'} {least or most}")
-    return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the size")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
-        figures: dict[str, Any] = measure_commits(Path(folder), 200 if options.quick else 2000)
-        figures |= measure_reading(Path(folder), 5_000 if options.quick else 50_000, 400)
-    failed = missed(figures)
-    if options.json:
-        print(json.dumps({"benchmark": "data", "quick": options.quick, "figures": figures, "missed": failed}, indent=1))
-    else:
-        for name, value in figures.items():
-            print(f"{name:22} {value:14,.2f}")
-        for text in failed:
-            print(f"MISSED: {text}")
-    return 1 if failed else 0
+def measure(folder: Path, quick: bool) -> dict[str, float]:
+    figures = measure_commits(folder, 200 if quick else 2000)
+    return figures | measure_reading(folder, 5_000 if quick else 50_000, 400)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_frame.run("data", __doc__, BOUNDS, measure))

@@ -1,182 +1,104 @@
-"""Cost of the recording proxy: CPU of a turn, CPU of an engine event, wait for durability.
+"""Cost of the recording proxy: CPU of a turn and of an engine event, memory, two processes against one, waits.
 
-Run: python benchmarks/proxy.py [--quick] [--json]. Figures that have a bound are ratios against a baseline measured in
-the same run: rendering and tokenising the whole conversation again (what a proxy without a history does each turn), and
-a relay that passes an engine's bytes on unread. Exit status 1 when a bound is missed.
-
-Engine and clients are a process of their own (this file with --load), so that the CPU time measured is the proxy's.
+Run: python benchmarks/proxy.py [--quick] [--json]. Exit status 1 when a bound is missed. Engine and clients are a
+process of their own, so that the CPU time measured is the proxy's. docs/performance.md says how each figure is made.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import _frame
 import httpx
-import numpy as np
 import orjson
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+import psutil
+from _load import Load, serving
 
-BOUNDS = {"turn_vs_rerender": (None, 1.0), "event_vs_relay": (None, 6.0)}
-"""Figure: (least, most). A shared machine moves absolute times, so only ratios are bounded."""
-
-
-# --- the load: engine and clients ------------------------------------------------------------------------------------
-
-
-def engine_app(vocab: int, gap_s: float) -> Starlette:
-    """An engine whose replies are `max_new_tokens` printable tokens, one chunk each, then the stop token."""
-
-    async def generate(request: Request) -> Response:
-        body = orjson.loads(await request.body())
-        return StreamingResponse(chunks(body), media_type="text/event-stream")
-
-    async def chunks(body: dict[str, Any]) -> AsyncIterator[bytes]:
-        number, stop = body["sampling_params"]["max_new_tokens"], body["sampling_params"]["stop_token_ids"][0]
-        rng = np.random.default_rng(body["sampling_params"]["sampling_seed"])
-        ids = [int(token) for token in rng.integers(300, vocab - 20, number - 1)] + [stop]
-        for index, token in enumerate(ids):
-            last = index + 1 == number
-            meta = {
-                "id": body["rid"],
-                "prompt_tokens": len(body["input_ids"]),
-                "completion_tokens": index + 1,
-                "cached_tokens": 0,
-                "finish_reason": {"type": "stop", "matched": stop} if last else None,
-                "output_token_logprobs": [[-0.5, token, None]],
-                "output_token_logprobs_length": index + 1,
-                "weight_version": "bench:0",
-            }
-            yield b"data: " + orjson.dumps({"text": "", "output_ids": [token], "meta_info": meta}) + b"\n\n"
-            if gap_s:
-                await asyncio.sleep(gap_s)
-        yield b"data: [DONE]\n\n"
-
-    async def info(request: Request) -> Response:
-        return JSONResponse({"weight_version": "bench:0", "vocab_size": vocab})
-
-    routes = [Route("/generate", generate, methods=["POST"])]
-    routes += [Route(path, info) for path in ("/model_info", "/server_info", "/ready")]
-    return Starlette(routes=routes)
+VOCAB = 1024
+BOUNDS = {
+    "turn_vs_rerender": (None, 1.0),
+    "event_cpu_us": (None, 120.0),
+    "two_processes_capacity": (1.7, None),
+    "memory_200_executions_mib": (None, 1024.0),
+}
 
 
-@asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
-    task = asyncio.create_task(server._serve([listener]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
-
-
-async def load(vocab: int) -> None:
-    """Serve the engine; then run what is asked for, a JSON line each: {url, body, streams, path}."""
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async with serving(engine_app(vocab, 0.01)) as paced, serving(engine_app(vocab, 0.0)) as fast:
-        print(json.dumps([paced, fast]), flush=True)
-        while line := await reader.readline():
-            asked = json.loads(line)
-            limits = httpx.Limits(max_connections=None)
-            async with httpx.AsyncClient(timeout=None, limits=limits, trust_env=False) as client:
-                await asyncio.gather(*(one_stream(client, asked, i) for i in range(asked["streams"])))
-            print("done", flush=True)
-
-
-async def one_stream(client: httpx.AsyncClient, asked: dict[str, Any], number: int) -> None:
-    url = asked["url"] + asked["path"].replace("{i}", str(number))
-    async with client.stream("POST", url, json=asked["body"]) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        async for _ in answer.aiter_raw():
-            pass
-
-
-class Load:
-    """The load's process, from here."""
-
-    def __init__(self, vocab: int) -> None:
-        command = [sys.executable, __file__, "--load", str(vocab)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.paced, self.fast = json.loads(self._line())
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    async def run(self, url: str, path: str, body: dict[str, Any], streams: int) -> float:
-        """CPU seconds that this process spent while the load ran."""
-        assert self._process.stdin is not None
-        started = time.process_time()
-        self._process.stdin.write(json.dumps({"url": url, "path": path, "body": body, "streams": streams}) + "\n")
-        self._process.stdin.flush()
-        assert (await asyncio.to_thread(self._line)).strip() == "done"
-        return time.process_time() - started
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(20)
-
-
-# --- what is measured -------------------------------------------------------------------------------------------------
-
-
-def relay_app(engine: str, http: httpx.AsyncClient) -> Starlette:
-    """The least a proxy can do: pass the engine's bytes on."""
-
-    async def relay(request: Request) -> Response:
-        sent = http.build_request("POST", engine + "/generate", content=await request.body())
-        answer = await http.send(sent, stream=True)
-        return StreamingResponse(answer.aiter_raw(), media_type="text/event-stream")
-
-    return Starlette(routes=[Route("/generate", relay, methods=["POST"])])
+# --- events and waits -------------------------------------------------------------------------------------------------
 
 
 async def measure_events(folder: Path, model: Path, load: Load, streams: int, events: int) -> dict[str, float]:
-    """CPU of an engine event through the proxy and through the relay, and the wait for commits, with many streams."""
-    from gyre_proxy.engine import http_client
+    """CPU of one more engine event, with many streams at once, and what clients wait for beside the engine.
 
-    sampling = {"max_new_tokens": events, "stop_token_ids": [1], "sampling_seed": 1}
-    plain = {"rid": "r", "input_ids": [1, 2, 3], "sampling_params": sampling}
-    async with http_client() as http, serving(relay_app(load.paced, http)) as url:
-        await load.run(url, "/generate", plain, streams)
-        relay = await load.run(url, "/generate", plain, streams)
-    body = {"model": "m", "max_tokens": events, "stream": True, "messages": [{"role": "user", "content": "Go."}]}
+    Long replies less short ones, divided by the events between: the cost of a call's beginning and end is a turn's.
+    """
     waits: list[float] = []
+    short, long = [], []
     async with proxied(folder / "events", model, load.paced, waits) as url:
-        await load.run(url, "/x/warm{i}/v1/messages", body, streams)
+        await load.run(url, "/x/warm{i}/v1/messages", _asked(10), streams)
         waits.clear()
-        ours = await load.run(url, "/x/e{i}/v1/messages", body, streams)
-    count = streams * events
+        for number in range(3):
+            short.append(await _cpu(load.run(url, f"/x/s{number}-{{i}}/v1/messages", _asked(10), streams)))
+            long.append(await _cpu(load.run(url, f"/x/l{number}-{{i}}/v1/messages", _asked(10 + events), streams)))
+        through = await load.run(url, "/x/w{i}/v1/messages", _asked(40), streams, rounds=3, mark="content_block_delta")
+    sampling = {"max_new_tokens": 40, "stop_token_ids": [1], "sampling_seed": 1}
+    plain = {"rid": "r", "input_ids": [1, 2, 3], "sampling_params": sampling}
+    direct = await load.run(load.paced, "/generate", plain, streams, rounds=3, mark="data")
     waits.sort()
     return {
-        "event_cpu_us": 1e6 * ours / count,
-        "relay_event_cpu_us": 1e6 * relay / count,
-        "event_vs_relay": ours / relay,
+        # The least disturbed round of each: other work on the machine only ever adds.
+        "event_cpu_us": 1e6 * (min(long) - min(short)) / (streams * events),
+        "event_cpu_with_turn_us": 1e6 * min(long) / (streams * (10 + events)),
         "commit_wait_p50_ms": 1e3 * statistics.median(waits),
-        "commit_wait_max_ms": 1e3 * waits[-1],
+        "commit_wait_p99_ms": 1e3 * waits[int(0.99 * len(waits))],
+        **_added("first_token_added", through["calls"], direct["calls"], 0),
+        **_added("reply_end_added", through["calls"], direct["calls"], 1),
     }
+
+
+def _asked(tokens: int) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": tokens, "stream": True, "messages": [{"role": "user", "content": "Go."}]}
+
+
+def _added(
+    name: str, through: Sequence[Sequence[float]], direct: Sequence[Sequence[float]], which: int
+) -> dict[str, float]:
+    """Difference of two distributions of waits at their median and their 99th percentile."""
+    ours, plain = sorted(call[which] for call in through), sorted(call[which] for call in direct)
+    at = {"p50": len(ours) // 2, "p99": int(0.99 * len(ours))}
+    return {f"{name}_{label}_ms": 1e3 * (ours[i] - plain[i]) for label, i in at.items()}
+
+
+async def _cpu(work: Any) -> float:
+    """CPU seconds that this process spent while `work` ran."""
+    started = time.process_time()
+    await work
+    return time.process_time() - started
+
+
+@asynccontextmanager
+async def proxied(run: Path, model: Path, engine: str, waits: list[float]) -> AsyncIterator[str]:
+    """The proxy in this process; `waits` gets the seconds that each call waited for its commit."""
+    from gyre_proxy.app import build_app
+    from gyre_proxy.serve import running
+    from gyre_proxy.settings import ProxySettings
+
+    settings = ProxySettings(run=run, engines=(engine,), tokenizer=model)
+    async with running(settings) as proxy:
+        proxy.recorder.observe_wait = waits.append
+        async with serving(build_app(proxy)) as url:
+            yield url
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
 
 
 async def measure_turns(folder: Path, model: Path, load: Load, turns: int, words: int) -> dict[str, float]:
@@ -211,65 +133,117 @@ async def measure_turns(folder: Path, model: Path, load: Load, turns: int, words
     }
 
 
-@asynccontextmanager
-async def proxied(run: Path, model: Path, engine: str, waits: list[float]) -> AsyncIterator[str]:
-    """The proxy in this process; `waits` gets the seconds that each call waited for its commit."""
-    from gyre_proxy.app import build_app
-    from gyre_proxy.serve import running
-    from gyre_proxy.settings import ProxySettings
-
-    settings = ProxySettings(run=run, engines=(engine,), tokenizer=model)
-    async with running(settings) as proxy:
-        proxy.recorder.observe_wait = waits.append
-        async with serving(build_app(proxy)) as url:
-            yield url
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
-def missed(figures: dict[str, float]) -> list[str]:
-    """What lies outside its bound, in words."""
-    found = []
-    for name, (least, most) in BOUNDS.items():
-        value = figures[name]
-        if (least is not None and value < least) or (most is not None and value > most):
-            found.append(f"{name} is {value:.3g}, wanted {'at least' if least else 'at most'} {least or most}")
-    return found
+@contextmanager
+def proxy_process(run: Path, model: Path, engine: str, workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
+    """`gyre proxy` as users start it: its URL and its processes, of which the first answers the API."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "gyre_data", "proxy", "--run", str(run), "--engine", engine, "--port", str(port)]
+    child = subprocess.Popen(
+        [*command, "--tokenizer", str(model), "--workers", str(workers)], stderr=subprocess.DEVNULL
+    )
+    try:
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 180
+        while True:
+            try:
+                httpx.get(url + "/api/status", trust_env=False).raise_for_status()
+                break
+            except httpx.TransportError:
+                assert child.poll() is None, "the proxy did not start"
+                assert time.monotonic() < deadline, "the proxy does not answer"
+                time.sleep(0.1)
+        parent = psutil.Process(child.pid)
+        yield url, [parent, *parent.children(recursive=True)]
+    finally:
+        child.terminate()
+        child.wait(60)
+
+
+async def measure_processes(folder: Path, model: Path, load: Load, clients: int, rounds: int) -> dict[str, float]:
+    """The same calls through one and through two serving processes.
+
+    A process is at most one core busy, so the busiest one's CPU per call bounds the calls per second that the proxy
+    can do with cores enough; the supervisor's share counts. Wall-clock figures are given beside it: on two cores,
+    engine and clients need one of them.
+    """
+    figures: dict[str, float] = {}
+    busiest: dict[int, float] = {}
+    for workers in (1, 2):
+        with proxy_process(folder / f"workers{workers}", model, load.fast, workers) as (url, processes):
+            await load.run(url, "/x/c{i}/v1/messages", _asked(4), clients)
+            before = [_seconds(one) for one in processes]
+            seen = await load.run(url, "/x/c{i}/v1/messages", _asked(64), clients, rounds)
+            spent = [_seconds(one) - was for one, was in zip(processes, before, strict=True)]
+        calls = clients * rounds
+        busiest[workers] = max(spent) / calls
+        figures[f"call_cpu_ms_{workers}"] = 1e3 * sum(spent) / calls
+        figures[f"busiest_call_cpu_ms_{workers}"] = 1e3 * busiest[workers]
+        figures[f"calls_per_s_{workers}_wall"] = calls / seen["wall_s"]
+    return {**figures, "two_processes_capacity": busiest[1] / busiest[2]}
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def measure_memory(folder: Path, model: Path, load: Load, executions: int, workers: int) -> dict[str, float]:
+    """Memory (proportional share of all processes) that live executions of 100,000 tokens keep; scaled to 200."""
+    from gyre_proxy.template import ChatTemplate
+
+    tokens_per_message, num_messages = 2000, 50
+    unit = len(ChatTemplate.load(model).encode(_text("x", 100)).ids) / 100
+    words = int(tokens_per_message / unit)
+    with proxy_process(folder / f"memory{workers}", model, load.fast, workers) as (url, processes):
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+
+            async def hold(name: str) -> None:
+                messages = [
+                    {"role": ("user", "assistant")[i % 2], "content": _text(f"{name} {i}", words)}
+                    for i in range(num_messages + 1)
+                ]
+                body = {"model": "m", "max_tokens": 16, "messages": messages}
+                answer = await client.post(f"{url}/x/{name}/v1/messages", content=orjson.dumps(body))
+                answer.raise_for_status()
+                assert answer.json()["usage"]["input_tokens"] >= 100_000
+
+            for number in range(workers):
+                await hold(f"warm{number}")
+            before = sum(one.memory_full_info().pss for one in processes)
+            for number in range(executions):
+                await hold(f"e{number}")
+            after = sum(one.memory_full_info().pss for one in processes)
+    name = "memory_200_executions" + ("_mib" if workers == 1 else f"_{workers}_workers_mib")
+    return {
+        name.replace("200_executions", "idle"): before / 2**20,
+        name: (before + (after - before) * 200 / executions) / 2**20,
+    }
+
+
+def _text(seed: str, words: int) -> str:
+    return " ".join(f"{seed} line {i}: {i * 7919 % 1000} is fine;" for i in range(max(1, words // 6)))
 
 
 async def measure(folder: Path, quick: bool) -> dict[str, float]:
     from gyre_train.tiny import make_tiny
 
-    model = make_tiny(folder / "model", vocab=1024, hidden=32, layers=1)
-    load = Load(1024)
+    model = make_tiny(folder / "model", vocab=VOCAB, hidden=32, layers=1)
+    load = Load(VOCAB)
     try:
-        figures = await measure_turns(folder, model, load, 12 if quick else 40, 1500)
-        return figures | await measure_events(folder, model, load, 16 if quick else 64, 100 if quick else 400)
+        return {
+            **await measure_turns(folder, model, load, 12 if quick else 40, 1500),
+            **await measure_events(folder, model, load, 32 if quick else 64, 100 if quick else 300),
+            **await measure_processes(folder, model, load, 8, 40 if quick else 100),
+            **await measure_memory(folder, model, load, 20 if quick else 200, workers=1),
+            **await measure_memory(folder, model, load, 20 if quick else 200, workers=2),
+        }
     finally:
         load.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer turns, streams and events")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--load", type=int, metavar="VOCAB", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.load:
-        asyncio.run(load(options.load))
-        return 0
-    with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
-        figures = asyncio.run(measure(Path(folder), options.quick))
-    failed = missed(figures)
-    if options.json:
-        print(
-            json.dumps({"benchmark": "proxy", "quick": options.quick, "figures": figures, "missed": failed}, indent=1)
-        )
-    else:
-        for name, value in figures.items():
-            print(f"{name:22} {value:14,.2f}")
-        for text in failed:
-            print(f"MISSED: {text}")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_frame.run("proxy", __doc__, BOUNDS, lambda folder, quick: asyncio.run(measure(folder, quick))))
