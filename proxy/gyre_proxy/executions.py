@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -58,8 +59,8 @@ class Execution:
     """Calls in flight in another process."""
     scores: dict[str, Score] = field(default_factory=dict)
     """The latest verdict of each evaluator."""
-    reader: Reader = field(default_factory=Reader)
-    """Knows the bodies of its calls."""
+    readers: defaultdict[str, Reader] = field(default_factory=lambda: defaultdict(Reader))
+    """Know the bodies of its calls, one for each wire: the same bytes mean other things on another."""
     used_at: float = 0.0
     """When its history was last asked for (monotonic seconds)."""
     history: History | None = None

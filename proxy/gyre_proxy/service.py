@@ -28,7 +28,6 @@ from .address import Address
 from .capture import CallFacts
 from .dialects import WIRES, load
 from .dialects.base import Dialect
-from .dialects.reading import Reader
 from .events import EventLog
 from .executions import Execution, Executions
 from .experts import KnownExperts
@@ -185,7 +184,8 @@ class Proxy(SingleProcess):
         going = {generation.execution.execution_id for generation in self._going}
         for execution in self.executions.idle(_MAX_HISTORIES - 1):
             if execution.execution_id not in going:
-                execution.history, execution.reader = None, Reader()
+                execution.history = None
+                execution.readers.clear()
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Proxy(SingleProcess):
         await self.learn(address.execution)
         self._addressed(address.execution, headers)
         known = self.executions.get(address.execution)
-        request = dialect.parse(body, headers, known.reader if known else None)
+        request = dialect.parse(body, headers, known.readers[dialect.name] if known else None)
         started_at = datetime.now(UTC)
         async with self._turn(address.execution, headers) as execution:
             history = await self.history(execution)
@@ -243,7 +243,7 @@ class Proxy(SingleProcess):
         await self.learn(address.execution)
         execution = self.executions.get(address.execution)
         self.authorize(execution, headers)
-        request = dialect.parse(body, headers, execution.reader if execution else None)
+        request = dialect.parse(body, headers, execution.readers[dialect.name] if execution else None)
         execution = execution or Execution(execution_id=address.execution)
         async with execution.lock:
             history = await self.history(execution)
@@ -425,7 +425,8 @@ class Proxy(SingleProcess):
         await asyncio.gather(*(generation.abort() for generation in going))
         await asyncio.gather(*(generation.wait_done() for generation in going))
         execution.generations.clear()
-        execution.history, execution.reader = None, Reader()
+        execution.history = None
+        execution.readers.clear()
         self.router.forget(execution.execution_id)
 
     # --- the end ------------------------------------------------------------------------------------------------------

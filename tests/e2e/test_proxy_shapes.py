@@ -239,6 +239,19 @@ async def test_t08_a_retry_with_forbidden_fields_changes_nothing(tmp_path):
     check_run(run, engine)
 
 
+async def test_the_same_body_on_every_wire_of_one_execution(tmp_path):
+    engine, run = ScriptedEngine([OH]), tmp_path / "run"
+    reply = {"role": "assistant", "content": "Oh"}
+    turns = [[*REQUEST["messages"]], [*REQUEST["messages"], reply, {"role": "user", "content": "on"}]]
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
+        for messages in turns:
+            for path in ("messages", "chat/completions", "responses", "messages"):
+                answer = await http.post(f"/x/e1/v1/{path}", json={**REQUEST, "messages": messages, "input": messages})
+                assert answer.status_code == 200, answer.text
+    calls = check_run(run, engine)
+    assert [call.extension for call in calls] == ["root", *["retry"] * 3, "bridge", *["retry"] * 3]
+
+
 async def test_p05_reminders_stay_where_they_stand(tmp_path):
     given, run = case("P05"), tmp_path / "run"
     engine = ScriptedEngine(given["input"]["engine_script"])

@@ -230,6 +230,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [user({"type": "search_result", "content": []})]}, "search_result"),
         ({"container": "c"}, "container"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "clear_tool_uses"),
+        ({"context_management": {"edits": 5}}, "context_management"),
         ({"mcp_servers": [{"url": "http://a.example"}]}, "mcp_servers"),
     ],
 )

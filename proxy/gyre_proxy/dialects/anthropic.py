@@ -207,7 +207,8 @@ def _refuse(sent: _Body) -> None:
             "tool_choice.disable_parallel_tool_use: the policy cannot be kept from several calls a turn: leave it out.",
             "tool_choice",
         )
-    for edit in (sent.context_management or {}).get("edits") or ():
+    edits = (sent.context_management or {}).get("edits") or ()
+    for edit in edits if isinstance(edits, list | tuple) else (edits,):
         edit_type = str(edit.get("type", "")) if isinstance(edit, Mapping) else ""
         if not edit_type.startswith("clear_thinking") or edit.get("keep") != "all":
             raise BadRequest(
