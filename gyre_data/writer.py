@@ -141,7 +141,9 @@ class RunWriter:
             squeezed = pa.Codec("zstd").compress(data, asbytes=True)
             if len(squeezed) < len(data):
                 codec, packed = "zstd", squeezed
-        self.append([Blob(blob_id=digest.hexdigest(), num_bytes=len(data), codec=codec, data=packed)])
+        blob = Blob(blob_id=digest.hexdigest(), num_bytes=len(data), codec=codec, data=packed)
+        # No batch yet: those of one commit become one, and nothing in a blob could be refused.
+        self._put(_Entry(rows={"blobs": [blob]}, batches={}, owned=False))
         return digest.hexdigest()
 
     def _enqueue(self, rows: Iterable[Any], *, owned: bool) -> _Entry:
@@ -149,7 +151,9 @@ class RunWriter:
         for row in rows:
             by_table.setdefault(table_of(row), []).append(row)
         batches = {name: to_batches(name, many) for name, many in by_table.items()}
-        entry = _Entry(rows=by_table, batches=batches, owned=owned)
+        return self._put(_Entry(rows=by_table, batches=batches, owned=owned))
+
+    def _put(self, entry: _Entry) -> _Entry:
         with self._queue_lock:
             if self._closed:
                 raise CaptureError(f"{self.path}: wanted to record, but this writer is closed; open a new one")
@@ -214,7 +218,7 @@ class RunWriter:
             rows = [row for entry in holders for row in entry.rows[name]]
             key = TABLES[name].key
             fresh = [row for row in rows if (name, getattr(row, key)) not in self._strays] if key else rows
-            if len(holders) == 1 and len(fresh) == len(rows):
+            if len(holders) == 1 and len(fresh) == len(rows) and name in holders[0].batches:
                 grouped[name] = holders[0].batches[name]
             elif fresh:
                 grouped[name] = to_batches(name, fresh)
@@ -238,7 +242,7 @@ class RunWriter:
                 continue
             rest = {name: rows for name, rows in entry.rows.items() if name not in durable}
             if rest:
-                kept.append(_Entry(rows=rest, batches={n: entry.batches[n] for n in rest}, owned=False))
+                kept.append(_Entry(rows=rest, batches={n: b for n, b in entry.batches.items() if n in rest}, owned=False))
         if kept:
             with self._queue_lock:
                 self._queue[:0] = kept
