@@ -1,9 +1,10 @@
-"""Unmodified pi, Claude Code and Codex against real SGLang: two turns each, recorded exactly, verified, trained on.
+"""Unmodified clients against real SGLang, two turns each: recorded exactly and verified; the short ones trained on.
 
 The model is tiny and samples its stop token; no small model calls tools by itself, so pi's tool call is memorised: the
 model is trained on the conversation just recorded, and the new weights are published to the running SGLang.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,9 @@ import pytest
 
 from gyre_data import open as open_run
 from gyre_data.execution import Execution, executions
-from tests.support.clients import CLAUDE, CODEX, PI, client_path
+from gyre_data.schema import AgentRole
+from gyre_data.types import Call
+from tests.support.clients import CLAUDE, CODEX, MINI, PI, QWEN, client_path, documented
 from tests.support.engines import ROOT, Engine, sglang_engine
 from tests.support.proxy_process import ProxyProcess
 from tests.support.stop_prone import stop_prone
@@ -27,21 +30,29 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 HERE = Path(__file__).parent
 TASKS = {
     "pi-chat": ["sh", str(HERE / "harnesses/pi_twice.sh"), "openai-completions", "{prompt}"],
+    "pi-responses": ["sh", str(HERE / "harnesses/pi_twice.sh"), "openai-responses", "{prompt}"],
     "pi-anthropic": ["sh", str(HERE / "harnesses/pi_twice.sh"), "anthropic-messages", "{prompt}"],
     "claude": ["sh", str(HERE / "harnesses/claude_twice.sh"), "{prompt}"],
     "codex": ["sh", str(HERE / "harnesses/codex_twice.sh"), "{prompt}"],
 }
+OTHERS = {
+    "mini-swe-agent": [],  # asks again by itself, and gives up at its third answer without a tool call
+    "qwen-code": ['qwen --auth-type openai -y --continue -p "Once more, please."'],
+}
+"""Clients that start as docs/proxy.md says, and the lines that follow: their prompts are too long to train on here."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Recorded:
-    """A run of eight executions by real clients, with the engine and the proxy still up."""
+    """A run of executions by real clients, with the engine and the proxy still up."""
 
     run: Path
     model: Path
     engine: Engine
     proxy: ProxyProcess
     path: str
+    sampled: int = 0
+    """Tokens that SGLang counted while the run was made."""
 
     def gyre(self, *words: str, **env: str) -> str:
         command = [sys.executable, "-m", "gyre_data", *words]
@@ -51,21 +62,45 @@ class Recorded:
         assert done.returncode == 0, f"gyre {' '.join(words)}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
 
+    def play(self, tasks: Path, *, executions: int) -> None:
+        before = sampled_by(self.engine)
+        self.gyre("run", "-p", str(tasks), "--run", str(self.run), "-k", str(executions), "-j", "2", "--json")
+        self.sampled = sampled_by(self.engine) - before
+
     def executions(self) -> dict[str, list[Execution]]:
+        """By task; those of `gyre record` have none."""
         run = open_run(self.run)
-        known = executions(run).values()
-        return {task: [run[info.execution_id] for info in known if info.task_id == task] for task in TASKS}
+        known: dict[str, list[Execution]] = {}
+        for info in executions(run).values():
+            if info.task_id in TASKS or info.task_id in OTHERS:
+                known.setdefault(info.task_id, []).append(run[info.execution_id])
+        return known
+
+
+def sampled_by(engine: Engine) -> int:
+    """How many tokens the engine says it has sampled so far."""
+    found = re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)$", engine.get("/metrics").text, re.MULTILINE)
+    return sum(int(float(number)) for number in found)
 
 
 def write_tasks(path: Path, tasks: dict[str, list[str]], prompt: str) -> Path:
     judge = json.dumps([sys.executable, str(HERE / "judge.py")])
     tables = [
         f"[[task]]\nid = {json.dumps(name)}\nprompt = {json.dumps(prompt)}\ncommand = {json.dumps(command)}\n"
-        f"evaluator = {judge}\ntimeout_s = 240\n"
+        f"evaluator = {judge}\ntimeout_s = 600\n"
         for name, command in tasks.items()
     ]
     path.write_text("\n".join(tables))
     return path
+
+
+@contextlib.contextmanager
+def proxied(folder: Path, model: Path, engine: Engine, path: str) -> Iterator[Recorded]:
+    proxy = ProxyProcess(folder / "run", engine.url, model)
+    try:
+        yield Recorded(run=folder / "run", model=model, engine=engine, proxy=proxy, path=path)
+    finally:
+        proxy.stop()
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +108,55 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     path = client_path(PI, CLAUDE, CODEX)
     folder = tmp_path_factory.mktemp("clients")
     model = stop_prone(folder / "model")
-    with sglang_engine(model, "--weight-version", "tiny:0") as engine:
-        proxy = ProxyProcess(folder / "run", engine.url, model)
-        made = Recorded(run=folder / "run", model=model, engine=engine, proxy=proxy, path=path)
-        try:
-            tasks = write_tasks(folder / "tasks.toml", TASKS, "Say hello.")
-            made.gyre("run", "-p", str(tasks), "--run", str(made.run), "-k", "2", "-j", "2", "--json")
-            yield made
-        finally:
-            proxy.stop()
+    with (
+        sglang_engine(model, "--weight-version", "tiny:0", "--enable-metrics") as engine,
+        proxied(folder, model, engine, path) as made,
+    ):
+        made.play(write_tasks(folder / "tasks.toml", TASKS, "Say hello."), executions=2)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def others(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """A run of its own on the same SGLang."""
+    path = client_path(MINI, QWEN)
+    folder = tmp_path_factory.mktemp("others")
+    tasks = {}
+    for client, more in OTHERS.items():
+        script = folder / f"{client}.sh"
+        script.write_text("\n".join(["PROMPT=$1", documented(client), *more]) + "\n")
+        tasks[client] = ["sh", str(script), "{prompt}"]
+    with proxied(folder, recorded.model, recorded.engine, path) as made:
+        made.play(write_tasks(folder / "tasks.toml", tasks, "Say hello."), executions=1)
+        yield made
+
+
+def all_sampled_once(made: Recorded) -> None:
+    """SGLang's own count is the record's, and no two calls share a sampled node."""
+    assert made.sampled > 0
+    trees = [execution.tree for known in made.executions().values() for execution in known]
+    assert sum(len(tree.ids(output)) for tree in trees for output in tree.outputs) == made.sampled
+    assert all(len(calls) == 1 for tree in trees for calls in tree.outputs.values())
+
+
+def scored_by(engine: Engine, execution: Execution, call: Call) -> np.ndarray:
+    """The engine's log-probs of a recorded reply, asked anew with the ids of its path."""
+    tree = execution.tree
+    ids = tree.path_ids(tree.leaf(call)).tolist()
+    sampling = {"max_new_tokens": 1, "temperature": 1.0}
+    body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
+    start = len(ids) - call.output_tokens
+    reply = engine.post("/generate", {**body, "logprob_start_len": start - 1})
+    assert reply.status_code == 200, reply.text
+    told = reply.json()["meta_info"]["input_token_logprobs"][-call.output_tokens :]
+    assert [token for _, token, _ in told] == ids[start:]
+    return np.array([logprob for logprob, _, _ in told])
 
 
 def test_every_call_is_recorded_and_nothing_forks(recorded: Recorded) -> None:
-    for task, known in recorded.executions().items():
+    made = recorded.executions()
+    assert set(made) == set(TASKS)
+    for task, known in made.items():
         assert len(known) == 2, task
         for execution in known:
             calls = execution.tree.calls
@@ -93,6 +164,7 @@ def test_every_call_is_recorded_and_nothing_forks(recorded: Recorded) -> None:
             assert {call.status for call in calls} == {"ok"}, task
             assert all(call.fork_check is None for call in calls), task
             assert calls[0].agent_role == "main", task
+    all_sampled_once(recorded)
 
 
 def test_the_second_prompt_extends_the_first_exactly(recorded: Recorded) -> None:
@@ -112,7 +184,7 @@ def test_the_clients_are_told_apart(recorded: Recorded) -> None:
     known = recorded.executions()
     assert {call.wire for e in known["pi-chat"] for call in e.tree.calls} == {"openai_chat"}
     assert {call.wire for e in known["pi-anthropic"] + known["claude"] for call in e.tree.calls} == {"anthropic"}
-    assert {call.wire for e in known["codex"] for call in e.tree.calls} == {"openai_responses"}
+    assert {call.wire for e in known["pi-responses"] + known["codex"] for call in e.tree.calls} == {"openai_responses"}
     assert all("claude" in (call.client or "") for e in known["claude"] for call in e.tree.calls)
 
 
@@ -137,6 +209,33 @@ def test_one_word_records_a_client(recorded: Recorded) -> None:
     keys = [path for path in files if re.search(r"gyre-[\w-]{32}", path.read_text("latin-1"))]
     assert files
     assert keys == [], "no key of an execution lies in the run folder"
+
+
+def test_mini_swe_agent_and_qwen_code(others: Recorded) -> None:
+    (mini,), (qwen,) = (others.executions()[client] for client in OTHERS)
+    for execution in (mini, qwen):
+        assert {call.status for call in execution.tree.calls} == {"ok"}
+        assert {call.fork_check for call in execution.tree.calls} == {None}
+    all_sampled_once(others)
+    assert json.loads(others.gyre("verify", str(others.run), "--json"))["problems"] == []
+
+    asked = mini.tree.calls
+    assert [str(call.agent_role) for call in asked] == ["main"] * 3
+    left_out = [call.call_id for call in asked[:-1]]
+    assert [call.continues_from for call in asked] == [None, *left_out], "it leaves out what it could not use"
+
+    tree = qwen.tree
+    main = [call for call in tree.calls if call.agent_role is AgentRole.MAIN]
+    assert {call.agent_role for call in tree.calls if call not in main} <= {AgentRole.SIDE}
+    first, second = main
+    assert (second.extension, second.continues_from) == ("bridge", first.call_id)
+    before = tree.path_ids(tree.output(first))
+    assert np.array_equal(tree.path_ids(tree.leaf(second))[: len(before)], before)
+
+    # Ids that are not those that the engine had would have other log-probs.
+    for execution, call in ((mini, asked[-1]), (qwen, second)):
+        logprobs = execution.tree.logprobs(execution.tree.output(call))
+        assert np.abs(scored_by(others.engine, execution, call) - logprobs).max() < 1e-4
 
 
 def test_an_sft_step_and_an_rl_step_take_it(recorded: Recorded, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Two turns of pi: pi_twice.sh WIRE PROMPT, where WIRE is openai-completions or anthropic-messages.
+# Two turns of pi: pi_twice.sh WIRE PROMPT, where WIRE is openai-completions, openai-responses or anthropic-messages.
 set -eu
-case $1 in openai-completions) base="$GYRE_BASE_URL/v1" ;; *) base=$GYRE_BASE_URL ;; esac
+case $1 in anthropic-messages) base=$GYRE_BASE_URL ;; *) base="$GYRE_BASE_URL/v1" ;; esac
 mkdir -p "$HOME/.pi/agent"
 cat > "$HOME/.pi/agent/models.json" <<JSON
 {"providers": {"gyre": {"baseUrl": "$base", "api": "$1", "apiKey": "$GYRE_KEY", "models": [{"id": "policy", "name": "p",
