@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _NO_IDS = np.empty(0, np.int32)
 _NO_LOGPROBS = np.empty(0, np.float32)
 _STREAM_INTERVAL = 8
+_FINISHES = ("stop", "length", "abort")
 """Tokens per event that an engine is asked for. Its first token comes at once all the same, and so does the last."""
 
 
@@ -129,6 +130,10 @@ class ChunkReader:
         if ended.get("type") == "abort" and _is_refusal(ended.get("status_code")):
             # In a stream SGLang says so like this, beside a token that means nothing and has no log-prob.
             raise EngineRefusedError(f"the engine refused the request: {ended.get('message')}")
+        if ended and ended.get("type") not in _FINISHES:
+            raise EngineError(
+                f"wanted a finish of {', '.join(_FINISHES)}, got {ended.get('type')!r:.80}; use an SGLang engine"
+            )
         ids = payload.get("output_ids") or []
         total = meta.get("completion_tokens", self._ids if not ids else None)
         if total is None:
@@ -282,6 +287,9 @@ class EngineClient:
                     except EngineError:
                         yield reader.chunk()  # what came with the fault, but before it
                         raise
+                    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+                        text = f"engine {self.url} sent what is no event of a reply: {_name_of(error)}"
+                        raise EngineError(text) from error
                     yield chunk
                     if chunk.finish:
                         return

@@ -218,6 +218,8 @@ class Sampler:
                 wrong = f"engine {engine.url} sampled id {token}, outside the vocabulary of {self.vocab_size}"
             elif not math.isfinite(logprob):
                 wrong = f"engine {engine.url} gave a log-prob that is not finite"
+            elif logprob > 0:
+                wrong = f"engine {engine.url} gave a log-prob of {logprob:g}, above 0"
             if wrong:
                 ids, logprobs = ids[:index], logprobs[:index]
                 break
@@ -227,19 +229,20 @@ class Sampler:
             raise CaptureError(f"{wrong}; the call ends before it")
 
     def _keep(self, ids: Ints, logprobs: Floats, chunk: Chunk, engine: Engine) -> None:
+        have = self.num_tokens + ids.size - self._start
+        named = tuple((version, start, min(end, have)) for version, start, end in chunk.versions if start < have)
+        named = named or ((str(engine.version), 0, have),)
+        if named[-1][0] != self._version:
+            try:
+                self.router.note_version(engine, named[-1][0])
+            except ConfigError as error:  # before its tokens are kept: they could not be recorded
+                raise CaptureError(str(error)) from error
+            self._version = named[-1][0]
         self.first_token_at = self.first_token_at or datetime.now(UTC)
         self._ids.append(ids)
         self._logprobs.append(logprobs)
         self.num_tokens += ids.size
-        have = self.num_tokens - self._start
-        named = tuple((version, start, min(end, have)) for version, start, end in chunk.versions if start < have)
-        self._named = named or ((str(engine.version), 0, have),)
-        if self._named[-1][0] != self._version:
-            try:
-                self.router.note_version(engine, self._named[-1][0])
-            except ConfigError as error:
-                raise CaptureError(str(error)) from error
-            self._version = self._named[-1][0]
+        self._named = named
 
     def _take_experts(self, chunk: Chunk, engine: Engine) -> None:
         if engine.info.experts is None or chunk.experts is None:

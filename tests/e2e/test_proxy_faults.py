@@ -417,3 +417,36 @@ async def test_a_call_that_failed_on_what_the_engine_gave_names_the_engine(tmp_p
     (call,) = calls_of(run)
     assert (call.status, call.output_tokens) == ("failed", 1)
     assert [(attempt.engine, attempt.start, attempt.end) for attempt in call.attempts] == [(engine.url, 0, 1)]
+
+
+STOP = {"type": "stop"}
+
+
+def event(ids=(72, 257), logprobs=(-0.1, -0.1), finish=STOP, version="base:0"):
+    pairs = [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
+    told = {"completion_tokens": len(ids), "output_token_logprobs": pairs, "weight_version": version}
+    return {"output_ids": list(ids), "meta_info": {**told, "finish_reason": finish}}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "text",
+        event(finish="stop"),
+        event(finish={"type": "another"}),
+        event(ids=(2**40, 257)),
+        event(logprobs=(0.5, -0.1)),
+        event(version="weights of yesterday"),
+    ],
+    ids=["no object", "finish is no object", "unknown finish", "id beyond 32 bits", "log-prob above 0", "no version"],
+)
+async def test_nonsense_of_an_engine_is_a_fault_of_the_engine(tmp_path, sent):
+    engine, run = ScriptedEngine([{"raw_chunks": [sent]}]), tmp_path / "run"
+    limits = SamplerLimits(recovery_s=0.0)
+    async with engine.serving(), serve_proxy(run, engine, limits=limits) as served, served.http() as http:
+        answer = await http.post("/x/e1/v1/messages", content=BODY)
+        assert answer.status_code in (500, 529)
+        assert answer.json()["type"] == "error"
+        assert "the proxy failed" not in answer.text
+    calls = check_run(run, engine)
+    assert [(call.status, call.output_tokens) for call in calls] == [("failed", 0)]
