@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -55,6 +56,10 @@ def run_gyre(arguments: Sequence[str], log: Path) -> str:
     return done.stdout
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 @contextmanager
 def gyre_child(
     arguments: Sequence[str],
@@ -68,7 +73,7 @@ def gyre_child(
 
     `is_ready` must tell the child from somebody else who answers at that address.
     """
-    with log.open("ab") as output:
+    with open(log, "ab", opener=_private) as output:
         child = subprocess.Popen(
             _command(arguments),
             stdin=subprocess.DEVNULL,

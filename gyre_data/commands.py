@@ -113,9 +113,9 @@ def _show(report: Report) -> None:
             typer.secho(f"{kind:10} and {count - _MAX_SHOWN} more; --json lists all", fg=typer.colors.RED)
     for note in report.notes:
         typer.echo(f"note: {note}")
-    rows = ", ".join(f"{name} {count:,}" for name, count in report.num_rows.items()) or "no rows"
+    rows = ", ".join(f"{name} {count:,}" for name, count in report.num_rows.items()) or "none"
     verdict = "clean" if not report.problems else f"{len(report.problems)} problems"
-    typer.echo(f"{report.path}: {verdict}; manifest {report.manifest}; {rows}")
+    typer.echo(f"{report.path}: {verdict}; manifest {report.manifest}; rows: {rows}")
 
 
 def export(

@@ -20,7 +20,7 @@ __all__ = ["demo", "engine", "train"]
 
 def engine(
     model_dir: Annotated[str, typer.Argument(help="A Hugging Face causal LM: Llama, Qwen2 or Qwen3.")],
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 30000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 30000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     weight_version: Annotated[str, typer.Option(help="Version the weights start as.")] = "base:0",
     max_running: Annotated[int, typer.Option(help="Requests computed at the same time.")] = 16,

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["proxy"]
 
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port (default: that of run.json, else 8765).")]
+TemperatureOption = Annotated[float, typer.Option(min=0, help="Temperature of every call, whatever the client asks.")]
+MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Output limit of every call (default: the client's).")]
+
 
 def proxy(
     run: Annotated[Path, typer.Option("--run", help="Run folder to record to; an old one is continued.")],
@@ -34,17 +38,17 @@ def proxy(
     parser: Annotated[str, typer.Option(help="Reply format of the model; auto: as the template writes it.")] = "auto",
     thinking: Annotated[str, typer.Option(help="keep | fork, for templates that strip earlier thinking.")] = "keep",
     context_window: Annotated[
-        int | None, typer.Option(help="Prompt and reply together (default: the engine's).")
+        int | None, typer.Option(min=1, help="Prompt and reply together (default: the engine's).")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port (default: that of run.json, else 8765).")] = None,
+    port: PortOption = None,
     key: Annotated[str | None, typer.Option(help="Key that clients must present.", envvar="GYRE_KEY")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain: serve HTTPS (with --tls-key).")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM private key of --tls-cert.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that serve calls; executions are shared out.")] = 1,
     policy: Annotated[str | None, typer.Option(help="Name for the weights of an engine that says `default`.")] = None,
-    temperature: Annotated[float, typer.Option(help="Temperature of every call, whatever the client asks.")] = 1.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Output limit of every call (default: the client's).")] = None,
+    temperature: TemperatureOption = 1.0,
+    max_tokens: MaxTokensOption = None,
 ) -> None:
     """Serve the recording proxy, in front of inference engines or (--observe) of hosted APIs.
 

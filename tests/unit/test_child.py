@@ -26,6 +26,7 @@ def test_a_child_that_does_not_come_up_shows_its_log(tmp_path: Path) -> None:
         gyre_child(["verify", "nonexistent"], tmp_path / "log", nobody),
     ):
         pass
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_command_that_fails_says_why(tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 """The `gyre` command: help without imports, one-line errors."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from gyre_data.main import COMMANDS
 
 
-def _gyre(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "gyre_data", *words], capture_output=True, text=True, check=False)
+def _gyre(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gyre_data", *words]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
 
 
 def test_help_lists_every_command() -> None:
@@ -36,3 +42,22 @@ def test_an_error_is_one_line() -> None:
 
 def test_an_unknown_command_is_refused() -> None:
     assert _gyre("bogus").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["record", "cluade"], "wanted the program cluade, found none on PATH"),
+        (["record", "--engine", "http://127.0.0.1:1", "true"], "got no --tokenizer"),
+        (["proxy", "--run", "a", "--port", "65536"], "--port"),
+        (["proxy", "--run", "a", "--context-window", "0"], "--context-window"),
+        (["proxy", "--run", "a", "--max-tokens", "0"], "--max-tokens"),
+        (["proxy", "--run", "a", "--temperature", "-1"], "--temperature"),
+        (["engine", "a", "--port", "65536"], "--port"),
+    ],
+)
+def test_a_wrong_use_is_refused_and_leaves_nothing(tmp_path: Path, words: list[str], told: str) -> None:
+    done = _gyre(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,8 +52,9 @@ def proxy_for(
     observe = upstreams is not None and not engines
     if not observe and (not engines or tokenizer is None):
         raise ConfigError(
-            f"no proxy is up for {run}; start `gyre proxy --run {run} --engine URL --tokenizer DIR`, "
-            "or give --engine and --tokenizer here"
+            f"no proxy is up for {run}, and to start one wanted --engine and --tokenizer, got no "
+            f"{'--tokenizer' if engines else '--engine'}; give both here, or start "
+            f"`gyre proxy --run {run} --engine URL --tokenizer DIR`"
         )
     run.mkdir(parents=True, exist_ok=True)
     port = free_port(int(found.rsplit(":", 1)[1]) if found else 8765)
@@ -134,13 +136,15 @@ def record(
 
     Without --engine it is observed: it talks to its own hosted API with its own login, and nothing of that is changed.
     """
+    if shutil.which(words[0]) is None:
+        raise ConfigError(f"wanted the program {words[0]}, found none on PATH; install it first, or mend its name")
     folder = run or fresh_run()
     given = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
     upstreams = {**user_upstreams(words, os.environ), **{name: url for name, url in given.items() if url}}
     with proxy_for(folder, engine, tokenizer, key, upstreams=upstreams) as endpoint:
         ended = asyncio.run(_record(endpoint, key, folder, words))
     for remark in ended.remarks:
-        tell(typer.style(remark, fg=typer.colors.RED))
+        typer.secho(remark, fg=typer.colors.RED, err=True)
     calls = "1 call" if ended.num_calls == 1 else f"{ended.num_calls} calls"
     tell(f"recorded {ended.execution_id} in {folder}: {calls}   next: gyre tree {folder} | gyre stats {folder}")
     raise typer.Exit(ended.status)

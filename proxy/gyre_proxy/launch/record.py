@@ -82,6 +82,8 @@ async def record(
         command=[*shown_command(launch.command)],
         queue=False,
     )
+    if launch.files or not observing:  # what a client keeps there holds the conversation
+        (run / "clients").mkdir(mode=0o700, exist_ok=True)
     for path, text in launch.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
