@@ -49,6 +49,7 @@ def test_an_unknown_command_is_refused() -> None:
     [
         (["record", "cluade"], "wanted the program cluade, found none on PATH"),
         (["record", "--engine", "http://127.0.0.1:1", "true"], "got no --tokenizer"),
+        (["record", "--run", "/proc/a", "true"], "wanted to record to /proc/a, got"),
         (["proxy", "--run", "a", "--port", "65536"], "--port"),
         (["proxy", "--run", "a", "--context-window", "0"], "--context-window"),
         (["proxy", "--run", "a", "--max-tokens", "0"], "--max-tokens"),

@@ -56,7 +56,13 @@ def proxy_for(
             f"{'--tokenizer' if engines else '--engine'}; give both here, or start "
             f"`gyre proxy --run {run} --engine URL --tokenizer DIR`"
         )
-    run.mkdir(parents=True, exist_ok=True)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "proxy.log").touch(0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"wanted to record to {run}, got {error.strerror}; give a run folder that can be written"
+        ) from error
     port = free_port(int(found.rsplit(":", 1)[1]) if found else 8765)
     address = f"http://127.0.0.1:{port}"
     arguments = ["proxy", "--run", str(run), "--port", str(port), *(["--observe"] if observe else [])]
