@@ -1,6 +1,7 @@
 import pytest
 
 from gyre_proxy.address import AddressError, parse_address
+from gyre_proxy.workers.placed import execution_of, path_of
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,22 @@ def test_an_address_names_execution_agent_and_wire(path, execution, agent, rest,
 def test_a_wrong_address_is_answered_with_the_right_one(path, mend):
     with pytest.raises(AddressError, match=mend.replace(".", r"\.").replace("/x/<", "/x/<")):
         parse_address(path)
+
+
+@pytest.mark.parametrize(
+    ("target", "execution"),
+    [
+        ("/x/e1/v1/messages?beta=true", "e1"),
+        ("/x/%651/v1/messages", "e1"),
+        ("/x%2Fe1%2Fv1/messages", "e1"),
+        ("//x/e1/v1/messages/", "e1"),
+        ("http://127.0.0.1:8765/x/e1/v1/messages", "e1"),
+        ("/x/e1#b/v1/messages", "e1"),
+        ("/api/status", None),
+        ("/x/", None),
+        ("*", None),
+        ("\x00", None),
+    ],
+)
+def test_a_connection_goes_where_its_address_says(target, execution):
+    assert execution_of(path_of(f"POST {target} HTTP/1.1\r\nhost: h\r\n\r\n".encode())) == execution

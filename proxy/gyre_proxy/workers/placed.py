@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
+import httptools
 import uvicorn
 
 from gyre_proxy.limits import BoundedProtocol, Bounds
@@ -98,11 +99,14 @@ async def receive(server: uvicorn.Server, descriptor: int, data: bytes) -> None:
 
 def execution_of(path: str) -> str | None:
     """The execution that a path names: `/x/<execution>/...`; None for the API and everything else."""
-    parts = path.split("/", 3)
-    return parts[2] if len(parts) > 2 and parts[1] == "x" and parts[2] else None
+    parts = path.strip("/").split("/", 2)  # as `parse_address` reads it
+    return parts[1] if len(parts) > 1 and parts[0] == "x" and parts[1] else None
 
 
 def path_of(data: bytes) -> str:
     """The path in the request line that `data` begins with, without its query; empty when there is none."""
     words = data.lstrip(b"\r\n").split(b"\n", 1)[0].split(b" ")
-    return unquote(words[1].split(b"?")[0].decode("latin-1")) if len(words) > 2 else ""
+    try:  # as the server reads it: a target may be a whole URL
+        return unquote((httptools.parse_url(words[1]).path or b"").decode("latin-1")) if len(words) > 2 else ""
+    except httptools.HttpParserInvalidURLError:
+        return ""
