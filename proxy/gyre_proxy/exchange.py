@@ -77,6 +77,7 @@ async def serve_call(
         if isinstance(address, AddressError):
             await out.refuse("not_found", str(address))
             return
+        _refuse_compressed(headers)
         if address.only_counts:
             num_tokens = await proxy.count(address, out.dialect, body, headers)
             await out.whole(200, b'{"input_tokens":%d}' % num_tokens, {})
@@ -92,6 +93,16 @@ async def serve_call(
         await out.refuse("internal", f"the proxy failed on this request: {type(error).__name__}; see its log")
     else:
         await _reply(proxy, out, generation, request)
+
+
+def _refuse_compressed(headers: Mapping[str, str]) -> None:
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise CallError(
+            "invalid_request",
+            f"wanted a plain request body, got one with content-encoding {encoding:.80}; "
+            "turn the compression of requests off in the client",
+        )
 
 
 async def _reply(proxy: Proxy, out: _Wire, generation: Generation, request: Request) -> None:

@@ -1,6 +1,7 @@
 """What a hostile or broken client can do: nothing to others, nothing to the tree, and it is told so."""
 
 import asyncio
+import gzip
 import json
 import re
 
@@ -58,6 +59,16 @@ async def test_a_body_that_is_too_large_or_stops_coming(tmp_path, path):
         assert (await http.post("/api/executions", content=b"x" * (5 << 20))).status_code == 413
         assert served.proxy.executions.get("e1") is None
     assert (engine.requests, calls_of(tmp_path / "run")) == ([], [])
+
+
+@pytest.mark.parametrize("path", WIRES)
+async def test_a_compressed_body_is_refused_and_told_so(tmp_path, path):
+    engine, body = ScriptedEngine([OTHER]), gzip.compress(json.dumps(REQUEST).encode())
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine) as served, served.http() as http:
+        answer = await http.post(path, content=body, headers={"content-encoding": "gzip"})
+        assert answer.status_code == 400
+        assert "content-encoding gzip; turn the compression of requests off" in error_of(path, answer)
+    assert calls_of(tmp_path / "run") == []
 
 
 async def test_a_head_that_is_too_large_too_slow_or_never_ends(tmp_path):
