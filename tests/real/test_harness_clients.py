@@ -238,22 +238,32 @@ def test_mini_swe_agent_and_qwen_code(others: Recorded) -> None:
         assert np.abs(scored_by(others.engine, execution, call) - logprobs).max() < 1e-4
 
 
-def test_an_sft_step_and_an_rl_step_take_it(recorded: Recorded, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def steps(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The metrics of an SFT step and of an RL step on the run."""
+    folder, steps = tmp_path_factory.mktemp("steps"), []
     for loss, num_executions in (("sft", 6), ("rl", 2)):
-        config = tmp_path / f"{loss}.toml"
+        config = folder / f"{loss}.toml"
         config.write_text(
             f"[model]\npath = {json.dumps(str(recorded.model))}\n[data]\nruns = [{json.dumps(str(recorded.run))}]\n"
             f'[train]\nloss = "{loss}"\nsteps = 1\nexecutions_per_step = {num_executions}\nlr = 1e-4\n'
-            f"[pack]\ntokens = 32768\n[output]\ndir = {json.dumps(str(tmp_path / loss))}\n"
+            f"[pack]\ntokens = 32768\n[output]\ndir = {json.dumps(str(folder / loss))}\n"
         )
         recorded.gyre("train", str(config), "--json")
-        (step,) = [json.loads(line) for line in (tmp_path / loss / "metrics.jsonl").read_text().splitlines()]
+        steps += [json.loads(line) for line in (folder / loss / "metrics.jsonl").read_text().splitlines()]
+    return steps
+
+
+def test_an_sft_step_and_an_rl_step_take_it(steps: list[dict[str, float]]) -> None:
+    assert len(steps) == 2
+    for step in steps:
         assert step["trained_tokens"] > 0
         assert step["grad_norm"] > 0
         # SGLang sampled these tokens; the trainer computes the same log-probs in float32.
         assert step["mismatch_max"] < 1e-4, step["mismatch_max"]
 
 
+@pytest.mark.usefixtures("steps", "others")  # made with the first weights, in whatever order the tests come
 def test_pi_executes_a_memorised_tool_call(recorded: Recorded, tmp_path: Path) -> None:
     """The conversation that pi sent is learnt with a tool call as its reply; SGLang then serves those weights."""
     chat = tmp_path / "memorise.jsonl"
