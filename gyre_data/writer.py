@@ -242,7 +242,8 @@ class RunWriter:
                 continue
             rest = {name: rows for name, rows in entry.rows.items() if name not in durable}
             if rest:
-                kept.append(_Entry(rows=rest, batches={n: b for n, b in entry.batches.items() if n in rest}, owned=False))
+                batches = {name: made for name, made in entry.batches.items() if name in rest}
+                kept.append(_Entry(rows=rest, batches=batches, owned=False))
         if kept:
             with self._queue_lock:
                 self._queue[:0] = kept
