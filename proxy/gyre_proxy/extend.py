@@ -25,6 +25,9 @@ from .matching import Turn
 from .message import Message
 from .template import RenderError, Template
 
+_TELLING = 24
+"""Characters of a content that no template writes by itself."""
+
 __all__ = ["CannotExtend", "Item", "StripsThinking", "after_turn", "seam", "whole"]
 
 
@@ -157,6 +160,8 @@ def seam(
     kept, new = list(messages[:at]), list(messages[at + 1 :])
     turn = marker.mark_end(messages[at], at)
     head, after = split([*kept, turn, *new])
+    if (plain := _verbatim(new, head, after)) is not None:
+        return head, after, plain
     probed = [marker.mark(message, at + 1 + i) for i, message in enumerate(new)]
     probed_head, probed_after = split([*kept, turn, *probed])
     if probed_head != head:
@@ -169,6 +174,21 @@ def seam(
     if any(one.end > two.begin for one, two in pairwise(known)):
         raise CannotExtend("V5: new messages are rendered in another order")
     return head, after, known
+
+
+def _verbatim(new: Sequence[Message], head: str, after: str) -> list[Span] | None:
+    """Spans of contents that stand in the rendering as they are, each once, in order, after the turn: such contents
+    need no second rendering with marks to be found. None where one does not, or may stand there by chance."""
+    spans: list[Span] = []
+    for message in new:
+        content = message.content
+        if len(content) < _TELLING or content != content.strip() or message.tool_calls or message.reasoning:
+            return None
+        begin = after.find(content, spans[-1].end if spans else 0)
+        if begin < 0 or content in head or after.count(content) != 1:
+            return None
+        spans.append(Span(begin=begin, end=begin + len(content)))
+    return spans
 
 
 def _fresh_marker(messages: Sequence[Message]) -> Marker:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from gyre_data.errors import CaptureError, GyreError
 from gyre_data.schema import CallStatus, DeliveryState
-from gyre_data.types import Ints, RoutedExperts
+from gyre_data.types import RoutedExperts
 
 from .capture import CallFacts, call_row, delivery_row, told_reason
 from .events import EventLog
@@ -79,8 +76,6 @@ class Generation:
     log: EventLog
     grace_s: float
     limit_s: float
-    coalesce_s: float = 0.0
-    """Least seconds between two looks of the followers: what came meanwhile is decoded and sent together."""
     on_end: Callable[[Generation], None] = lambda generation: None
     on_delivered: Callable[[Generation], None] = lambda generation: None
 
@@ -96,11 +91,6 @@ class Generation:
     _task: asyncio.Task[None] | None = None
     _abort: asyncio.Task[None] | None = None
     _aborted: bool = False
-    _unread: list[Ints] = field(default_factory=list)
-    """Ids that came since the followers were told last."""
-    _told_at: float = -math.inf
-    _telling: asyncio.TimerHandle | None = None
-    _trouble: Exception | None = None
 
     @property
     def call_id(self) -> str:
@@ -189,46 +179,14 @@ class Generation:
             async with aclosing(self.sampler.chunks()) as chunks:
                 async for chunk in chunks:
                     if chunk.token_ids.size:
-                        self._unread.append(chunk.token_ids)
-                        self._tell_soon()
-            self._tell()
+                        self._grow(self.text.feed(chunk.token_ids))
             self._grow(self.text.finish())
         except GyreError as failure:
             error = failure
-            with suppress(Exception):  # the error is told already; what was sampled before it is shown all the same
-                self._tell()
         except Exception as failure:
             log.exception("call %s failed inside the proxy", self.call_id)
             error = CaptureError(f"the proxy failed on this call: {type(failure).__name__}; see its log")
         await self._end(error)
-
-    def _tell_soon(self) -> None:
-        """Tell the followers: at once after a silence, so the first token never waits, else when the pause is over."""
-        if self._telling is None:
-            loop = asyncio.get_running_loop()
-            left = self._told_at + self.coalesce_s - loop.time()
-            if left <= 0:
-                self._tell()
-            else:
-                self._telling = loop.call_later(left, self._tell_in_time)
-
-    def _tell_in_time(self) -> None:
-        try:
-            self._tell()
-        except Exception as failure:  # noqa: BLE001 - a timer has nobody to raise to: the sampling task does
-            self._trouble = failure
-
-    def _tell(self) -> None:
-        """Decode what came and wake the followers. Raises what went wrong in this or an earlier look."""
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
-        if self._trouble is not None:
-            raise self._trouble
-        self._told_at = asyncio.get_running_loop().time()
-        if self._unread:
-            ids, self._unread = np.concatenate(self._unread), []
-            self._grow(self.text.feed(ids))
 
     async def _end(self, error: GyreError | None) -> None:
         aborted = error is None and self.sampler.finish in (None, "abort")

@@ -123,7 +123,7 @@ def _build(
         template = ChatTemplate.load(settings.tokenizer, settings.template, now=now)
     same_recording(run, settings.mode, template.fingerprint)
     router = Router(
-        lambda url: EngineClient(url, http),
+        lambda url: EngineClient(url, http, settings.coalesce_s),
         settings.policy,
         poll_s=settings.poll_s,
         probe_s=settings.probe_s,

@@ -338,7 +338,6 @@ class Proxy(SingleProcess):
             log=self.events,
             grace_s=self.settings.grace_s,
             limit_s=self.settings.bounds.call_s,
-            coalesce_s=self.settings.coalesce_s,
             on_end=self._ended,
             on_delivered=self._forget,
         )

@@ -74,7 +74,7 @@ class ProxySettings:
     """How long a reply whose client went away goes on, for a retry to attach to."""
     replay_lost: bool = False
     coalesce_s: float = 0.1
-    """Least seconds between two pieces of a stream; the first token and the end never wait for it."""
+    """Longest wait between two looks at an engine's stream, so that tokens are taken together (see `EngineClient`)."""
     keep_alive_s: float = 55.0
     """Longest silence in a stream; clients give up at 300 s and count real events only."""
     json_keep_alive_s: float = 30.0
