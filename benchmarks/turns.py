@@ -101,7 +101,7 @@ class Execution:
         request = self._dialect.parse(body, {}, self.reader)
         plan = self.history.plan(request, self._label)
         self.history.reserve(plan)
-        orjson.dumps({"input_ids": plan.prompt_ids}, option=orjson.OPT_SERIALIZE_NUMPY)
+        orjson.dumps({"input_ids": orjson.Fragment(self.history.ids_text.of(plan.prompt_ids))})
         node_id = f"n_{self.num_turns:020x}"
         self.history.commit(
             plan,

@@ -263,15 +263,16 @@ class EngineClient:
         return True
 
     async def generate(
-        self, rid: str, input_ids: Ints, sampling: dict[str, Any], extra_key: str, experts_from: int | None = None
+        self, rid: str, input_ids: bytes, sampling: dict[str, Any], extra_key: str, experts_from: int | None = None
     ) -> AsyncGenerator[Chunk]:
-        """Sample a reply, chunk by chunk. Ends after the chunk that carries a finish; otherwise raises EngineError.
+        """Sample a reply to `input_ids` (a JSON array), chunk by chunk.
 
-        With `experts_from` that chunk also carries the routed experts of the positions from there on.
+        Ends after the chunk that carries a finish; otherwise raises EngineError. With `experts_from` that chunk also
+        carries the routed experts of the positions from there on.
         """
         wanted: dict[str, Any] = {
             "rid": rid,
-            "input_ids": input_ids,
+            "input_ids": orjson.Fragment(input_ids),
             "sampling_params": {**sampling, "stream_interval": _STREAM_INTERVAL},
             "return_logprob": True,
             "logprob_start_len": -1,
@@ -280,7 +281,7 @@ class EngineClient:
         }
         if experts_from is not None:
             wanted |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
-        body = orjson.dumps(wanted, option=orjson.OPT_SERIALIZE_NUMPY)
+        body = orjson.dumps(wanted)
         reader, begun = ChunkReader(), time.monotonic()
         try:
             request = self._http.build_request(

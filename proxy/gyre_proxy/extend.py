@@ -66,7 +66,7 @@ def whole(template: Template, tools: Sequence[Mapping[str, Any]], items: Sequenc
 
     messages = chat.messages
     text = template.render(messages, chat.tools, True)
-    stops = list(_stop_texts(template))
+    stops = list(template.stop_texts)
     spans = locate(marker_for(text), messages, text, render)
     ends = message_ends(text, spans, stops)
     num_system = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
@@ -115,7 +115,7 @@ def after_turn(
     if follow_template:
         _check_unstripped(template, chat, at, head)
 
-    texts = _stop_texts(template)
+    texts = template.stop_texts
     if stops_at:
         close_id, close = int(output[-1]), template.decode(output[-1:])
         pos = after.find(close)
@@ -212,10 +212,6 @@ def _think_close(template: Template, turn: Turn) -> list[int]:
     ids = [*prompt, *turn.entry.token_ids.tolist()]
     seen = [token for token in ids if token in (opening, closing)]
     return [closing] if seen and seen[-1] == opening else []
-
-
-def _stop_texts(template: Template) -> dict[str, int]:
-    return {template.decode(np.array([i], dtype=np.int32)): i for i in sorted(template.stop_ids)}
 
 
 def _tokens_before(encoded: Encoded, char: int) -> int:

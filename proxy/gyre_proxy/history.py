@@ -26,6 +26,7 @@ from gyre_data.types import Call, Floats, Ints, Node, VersionSpan
 from .branching import Kinship, describe
 from .extend import CannotExtend, Item, after_turn, whole
 from .forest import Draft, Entry, Forest, Path, Piece
+from .ids_text import IdsText
 from .late_system import Placer, SystemForm, system_form
 from .lineage import Lineage
 from .locality import Locality
@@ -80,6 +81,8 @@ class History:
         self._lineage = Lineage()
         self._matcher = Matcher()
         self._locality = locality
+        self.ids_text = IdsText()
+        """What engines are sent of its prompts."""
         self._tools: tuple[Sequence[Any], bytes] = ((), b"")
         self._prompts: dict[str, list[Entry]] = {}
         self._active: dict[int, PromptPlan] = {}

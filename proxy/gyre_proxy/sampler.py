@@ -23,6 +23,7 @@ from gyre_data.types import Attempt, Floats, Ints, VersionSpan
 
 from .engine import Chunk, EngineRefusedError
 from .experts import Routing
+from .ids_text import IdsText
 from .router import Engine, Rider, Router, read_version
 
 __all__ = ["Sampler", "SamplerLimits"]
@@ -56,6 +57,8 @@ class Sampler:
     limits: SamplerLimits = field(default_factory=SamplerLimits)
     experts_from: int = 0
     """First position whose routed experts are not on record, for engines that give them."""
+    ids_text: IdsText = field(default_factory=IdsText)
+    """Knows the text of the prompt before this one."""
 
     num_tokens: int = 0
     finish: str | None = None
@@ -164,7 +167,9 @@ class Sampler:
             sampling["sampling_seed"] = (sampling["sampling_seed"] + start) % 2**63
         self._spans, self._named, self._start = self.versions, (), start
         experts_from = None if engine.info.experts is None else self.experts_from
-        generate = engine.client.generate(self._rid, prompt, sampling, str(engine.version), experts_from)
+        generate = engine.client.generate(
+            self._rid, self.ids_text.of(prompt), sampling, str(engine.version), experts_from
+        )
         async with self._riding(engine), aclosing(generate) as chunks:
             async for chunk in chunks:
                 self._take(chunk, engine)

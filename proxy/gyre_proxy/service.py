@@ -320,6 +320,7 @@ class Proxy(SingleProcess):
             call_id=facts.call_id,
             affinity=execution.execution_id,
             prompt_ids=plan.prompt_ids,
+            ids_text=history.ids_text,
             sampling=used,
             stop_ids=self.template.stop_ids,
             vocab_size=self.vocab_size,

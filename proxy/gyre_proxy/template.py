@@ -45,6 +45,8 @@ class Template(Protocol):
     """Changes whenever the same messages could give other ids."""
     stop_ids: frozenset[int]
     """Ids that end a sampled turn."""
+    stop_texts: Mapping[str, int]
+    """Text and id of each of them."""
     think_ids: tuple[int, int] | None
     """Ids that open and close reasoning, when each is one token."""
     vocab_size: int
@@ -95,6 +97,9 @@ class ChatTemplate:
         self._id_style = IdStyle.AS_SENT
         self._id_style = id_style(self._rendered)
         self.stop_ids = frozenset(i for i in ids if i is not None) | self._turn_ends()
+        self.stop_texts: Mapping[str, int] = {
+            self.decode(np.array([i], dtype=np.int32)): i for i in sorted(self.stop_ids)
+        }
 
     @classmethod
     def load(

@@ -22,6 +22,7 @@ class ToyTemplate:
         self.fingerprint = f"toy-{name}"
         ends = ("<|user|>", "<|observation|>", "<|endoftext|>") if name == "glm" else ("<|im_end|>", "<|endoftext|>")
         self.stop_ids = frozenset(toy.SPECIAL[end] for end in ends)
+        self.stop_texts = {end: toy.SPECIAL[end] for end in sorted(ends, key=toy.SPECIAL.__getitem__)}
         self.think_ids = (toy.SPECIAL["<think>"], toy.SPECIAL["</think>"])
         self.vocab_size = 310
         self.control_tokens = dict(toy.SPECIAL)

@@ -90,7 +90,7 @@ def test_version_spans_follow_the_engine():
 
 
 async def collect(client: EngineClient):
-    async with aclosing(client.generate("r1", np.array([1, 2], np.int32), {"max_new_tokens": 4}, "base:0")) as chunks:
+    async with aclosing(client.generate("r1", b"[1,2]", {"max_new_tokens": 4}, "base:0")) as chunks:
         return [token async for chunk in chunks for token in chunk.token_ids.tolist()]
 
 
