@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,9 +68,11 @@ def gyre_child(
     *,
     wait_s: float = 60.0,
     is_ready: Callable[[str], bool] = answers,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
     """Run `gyre ARGUMENTS` until the block ends; enter it once `is_ready(ready_url)`. Its output goes to `log`.
 
+    `env` is added to its environment: the place for secrets, since arguments can be seen by everybody.
     `is_ready` must tell the child from somebody else who answers at that address.
     """
     with open(log, "ab", opener=_private) as output:
@@ -80,6 +82,7 @@ def gyre_child(
             stdout=output,
             stderr=output,
             start_new_session=True,
+            env={**os.environ, **(env or {})},
         )
     try:
         deadline = time.monotonic() + wait_s

@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from gyre_data.errors import ConfigError
+from gyre_proxy.launch import commands
 from gyre_proxy.launch.clients import plan_launch
 from gyre_proxy.launch.evaluate import evaluate
 from gyre_proxy.launch.harness import environment, kill_leftover, run_harness
@@ -244,3 +246,17 @@ def test_the_task_file_of_the_docs_loads(tmp_path: Path) -> None:
     (loaded,) = load_tasks(_tasks(tmp_path, block))
     assert loaded.evaluator == ("python", "{tasks}/judge.py")
     assert loaded.overall_timeout_s == 1200
+
+
+def test_a_proxy_is_told_its_key_where_nobody_sees_it(tmp_path, monkeypatch):
+    started = []
+
+    @contextmanager
+    def child(arguments, log, url, *, is_ready, env):
+        started.append((arguments, env))
+        yield
+
+    monkeypatch.setattr(commands, "gyre_child", child)
+    with commands.proxy_for(tmp_path / "run", ["http://engine"], tmp_path, key="hush"):
+        ((arguments, env),) = started
+    assert ("hush" in str(arguments), env) == (False, {"GYRE_KEY": "hush"})

@@ -71,8 +71,8 @@ def proxy_for(
         arguments += ["--engine", engine]
     for name, url in upstreams.items() if upstreams is not None and observe else ():
         arguments += [f"--upstream-{name}", url]
-    arguments += ["--key", key] if key else []
-    with gyre_child(arguments, run / "proxy.log", address, is_ready=lambda url: serves(url, run, key)):
+    env = {"GYRE_KEY": key} if key else None
+    with gyre_child(arguments, run / "proxy.log", address, is_ready=lambda url: serves(url, run, key), env=env):
         yield address
 
 
