@@ -258,6 +258,9 @@ def plain(text: str) -> str:
     return text
 
 
+_LATE_AGENT = " (codex_exec; 0.171.0)"
+
+
 def request_form(sent: Sent, case: Case) -> tuple[Any, ...]:
     """A request as it is compared: everything but Host, with the ids of the run put in order."""
     names = sorted((name.lower(), value) for name, value in sent.headers if name.lower() not in ("host", "connection"))
@@ -267,6 +270,8 @@ def request_form(sent: Sent, case: Case) -> tuple[Any, ...]:
         # bytes pass as they came, packed ones too, is tested without it.
         body = json.dumps(sent.json(), sort_keys=True).encode()
         names = [(name, value) for name, value in names if name != "content-length"]
+    # Codex's first request may or may not have this yet, as its start-up goes.
+    names = [(name, value.removesuffix(_LATE_AGENT) if name == "user-agent" else value) for name, value in names]
     target = sent.target.replace(case.path, "/v1", 1) if case.path else sent.target
     whole = json.dumps([sent.method, target, names, body.decode()])
     return (plain(whole),)
@@ -293,7 +298,7 @@ def test_requests_and_replies_are_those_of_a_client_without_gyre(tmp_path: Path,
     client_path(case.package)
     one, two = straight(case, tmp_path), observed(case, tmp_path, run)
     assert len(one.arrived) >= case.calls
-    kept = [[request_form(s, case) for s in o.arrived if not s.header("upgrade")] for o in (one, two)]
+    kept = [sorted(request_form(s, case) for s in o.arrived if not s.header("upgrade")) for o in (one, two)]
     for before, after in zip(*kept, strict=True):
         assert before == after, difference(before[0], after[0])
     assert replies(one) == replies(two)
