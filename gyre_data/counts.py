@@ -78,11 +78,15 @@ class TreeCounts:
     """Calls by branch reason, false forks left out; a summary call in a prompt of its own counts as `summary`."""
     role_tokens: Counter[str] = field(default_factory=Counter)
     """Distinct tokens by the role of the call that added them."""
+    author_tokens: Counter[str] = field(default_factory=Counter)
+    """Distinct tokens by who wrote them."""
     role_calls: Counter[str] = field(default_factory=Counter)
     version_tokens: Counter[str] = field(default_factory=Counter)
     """Sampled tokens by policy version; `unknown` where none was recorded."""
     not_trained: Counter[str] = field(default_factory=Counter)
     """Calls whose output is not trained, by reason."""
+    trajectory_lengths: tuple[int, ...] = ()
+    """Tokens of each candidate, root to leaf."""
 
     @property
     def repeats(self) -> int:
@@ -107,6 +111,7 @@ class TreeCounts:
     def to_json(self) -> dict[str, Any]:
         """Plain values, the derived ones too."""
         names = (*(f.name for f in fields(self)), "repeats", "false_fork_rate", "sharing_nodes", "sharing")
+        names = tuple(name for name in names if name != "trajectory_lengths")  # its distribution is told instead
         values = {name: getattr(self, name) for name in names}
         return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in values.items()}
 
@@ -157,9 +162,11 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         changed_echoes=Counter(call.echo_difference for call in tree.calls if call.echo_difference is not None),
         forks=_forks(tree),
         role_tokens=_role_tokens(tree),
+        author_tokens=_author_tokens(tree),
         role_calls=Counter(str(call.agent_role) for call in tree.calls),
         version_tokens=_version_tokens(tree),
         not_trained=Counter(str(reason) for reason, _ in judged.reasons.values()),
+        trajectory_lengths=tuple(int(tokens_N[path].sum()) for path in paths),
     )
 
 
@@ -178,6 +185,13 @@ def _role_tokens(tree: Tree) -> Counter[str]:
     found: Counter[str] = Counter()
     for call_id, num_tokens in zip(tree.call_of_N, tree.num_tokens_N.tolist(), strict=True):
         found[role.get(call_id, "unknown")] += num_tokens
+    return found
+
+
+def _author_tokens(tree: Tree) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for author, num_tokens in zip(tree.author_N, tree.num_tokens_N.tolist(), strict=True):
+        found[str(author)] += num_tokens
     return found
 
 

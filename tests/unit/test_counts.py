@@ -50,6 +50,8 @@ def test_nodes_and_tokens() -> None:
     assert found.trainable_tokens == found.kept_tokens == 4 + 2 + 2 + 2
     assert found.version_tokens == {"run:1": 4, "run:2": 2, "base:0": 2 + 3 + 9, "unknown": 2}
     assert found.role_tokens == {"main": found.distinct_tokens - 12, "side": 12}
+    assert found.author_tokens == {"client": found.distinct_tokens - 22 - 12, "policy": 22, "template": 12}
+    assert sorted(found.trajectory_lengths) == [shared + 10, shared + 11, shared + 12]
     assert found.not_trained == {"undelivered": 1, "role_side": 1}
 
 
