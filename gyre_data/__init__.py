@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _EXPORTS: dict[str, str] = {
     "Execution": "execution",
     "GyreError": "errors",
+    "Path": "path",
     "Run": "store",
     "RunWriter": "writer",
     "Tree": "tree",

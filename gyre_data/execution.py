@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from .arrays import from_table
+from .eligible import candidates, eligibility
 from .errors import DataError
-from .schema import AgentRole, EndReason, NodeKind
+from .path import Path
+from .schema import AgentRole, EndReason
 from .scores import scores_by_execution
 from .tree import Forest, Tables, Tree
-from .types import ExecutionEvent, Ints, Score
+from .types import ExecutionEvent, Score
 
-__all__ = ["Execution", "ExecutionInfo", "Path", "executions", "find", "newest", "short_id"]
+__all__ = ["Execution", "ExecutionInfo", "executions", "find", "newest", "short_id"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,41 +120,21 @@ class Execution:
             f"execution {self.execution_id} has no output of a main agent; see `gyre tree {self.execution_id}`"
         )
 
-    def path(self, node_id: str) -> Path:
-        """The path that ends with this node."""
-        if node_id not in self.tree.index:
-            raise DataError(f"wanted a node of execution {self.execution_id}, got {node_id!r}; see `gyre tree --json`")
-        return Path(self, self.tree.index[node_id])
+    def path(self, name: str) -> Path:
+        """The path that ends with this node, or with what the call of this id sampled."""
+        tree = self.tree
+        if name in tree.index:
+            return Path(self, tree.index[name])
+        for call in tree.calls:
+            if call.call_id == name and (leaf := tree.leaf(call)) is not None:
+                return Path(self, leaf)
+        raise DataError(
+            f"wanted a node or a rendered call of execution {self.execution_id}, got {name!r}; see `gyre tree --json`"
+        )
 
-
-class Path:
-    """Root to one node: the exact context of a call with its reply."""
-
-    def __init__(self, execution: Execution, leaf: int) -> None:
-        self.execution, self.leaf = execution, leaf
-
-    @property
-    def nodes(self) -> Ints:
-        """Indices into the tree, root first."""
-        return self.execution.tree.path(self.leaf)
-
-    @property
-    def token_ids(self) -> Ints:
-        """The ids along the path."""
-        return self.execution.tree.path_ids(self.leaf)
-
-    def messages(self) -> list[Any]:
-        """The path as chat: canonical messages in order, decoded from the run's blobs."""
-        tree, blob = self.execution.tree, getattr(self.execution.run, "blob", None)
-        if blob is None:
-            raise DataError("messages need a run on disk; wanted something with blob(id), see gyre_data.open")
-        names: Sequence[str] = [
-            name
-            for i in self.nodes
-            if tree.kind_N[i] != NodeKind.GENERATION_PROMPT
-            for name in tree.message_blobs(int(i))
-        ]
-        return [json.loads(blob(name)) for name in names]
+    def paths(self) -> list[Path]:
+        """The candidate trajectories, depth first: paths to an eligible output without an eligible output below it."""
+        return [Path(self, found.leaf) for found in candidates(self.tree, eligibility(self.tree))]
 
 
 def newest(run: Tables) -> str:

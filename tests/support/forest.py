@@ -13,6 +13,8 @@ tokens before its output, as real templates do. Times are one second apart.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -36,7 +38,7 @@ from gyre_data.schema import (
     ScoreStatus,
     arrow_schema,
 )
-from gyre_data.types import ROW_TYPES, Attempt, Call, Delivery, ExecutionEvent, Node, Score, VersionSpan
+from gyre_data.types import ROW_TYPES, Attempt, Blob, Call, Delivery, ExecutionEvent, Node, Score, VersionSpan
 
 __all__ = ["ExecutionBuilder", "Forest", "Made", "forests", "to_table"]
 
@@ -247,6 +249,18 @@ class ExecutionBuilder:
         """The same request again: same prompt nodes, a sibling output."""
         more = {"extension": Extension.RETRY, "branch_reason": BranchReason.RETRY, "role": first.call.agent_role} | more
         return self.call(prompt_node=first.prompt, output=output, **more)
+
+    def say(self, node_id: str, *messages: dict[str, Any]) -> None:
+        """Give a node its text: the canonical messages that it renders."""
+        blobs = [json.dumps(message).encode() for message in messages]
+        names = tuple(hashlib.sha256(data).hexdigest() for data in blobs)
+        known = {row.blob_id for row in self.run.rows["blobs"]}
+        for name, data in zip(names, blobs, strict=True):
+            if name not in known:
+                self.run.add("blobs", Blob(blob_id=name, num_bytes=len(data), codec="none", data=data))
+        row = replace(self.nodes[node_id], message_blobs=names)
+        self.run.rows["nodes"][:] = [row if old.node_id == node_id else old for old in self.run.rows["nodes"]]
+        self.nodes[node_id] = row
 
     def node(
         self,
