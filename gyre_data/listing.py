@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from . import manifest as manifests
 from .errors import DataError
-from .execution import executions
+from .execution import ExecutionInfo, executions
 from .hosted import hosted_by_execution
 from .lock import is_locked
 from .reader import Run
@@ -23,8 +23,9 @@ __all__ = ["ExecutionState", "ExecutionSummary", "RunSummary", "list_executions"
 
 
 class ExecutionState(StrEnum):
-    """Where an execution stands: `interrupted` has no end row, and nobody is writing the run any more."""
+    """Where an execution stands: `queued` has no call yet, `interrupted` was being worked on when the writer left."""
 
+    QUEUED = "queued"
     RUNNING = "running"
     ENDED = "ended"
     INTERRUPTED = "interrupted"
@@ -79,6 +80,14 @@ def _sums(table: pa.Table, value: pa.ChunkedArray) -> dict[str, tuple[int, int]]
     return dict(zip(totals["execution_id"], zip(totals["value_count"], totals["value_sum"], strict=True), strict=True))
 
 
+def _state(info: ExecutionInfo, num_calls: int, writing: bool) -> ExecutionState:
+    if not info.running:
+        return ExecutionState.ENDED
+    if not num_calls:
+        return ExecutionState.QUEUED
+    return ExecutionState.RUNNING if writing else ExecutionState.INTERRUPTED
+
+
 def list_executions(run: Run) -> list[ExecutionSummary]:
     """Every execution of `run` that has an event or a call, oldest first."""
     calls, nodes = run.table("calls"), run.table("nodes")
@@ -88,7 +97,7 @@ def list_executions(run: Run) -> list[ExecutionSummary]:
     bad = calls.filter(pc.not_equal(calls.column("status"), "ok")).column("execution_id").value_counts()
     num_bad = {item["values"]: item["counts"] for item in bad.to_pylist()}
     scores, bills = scores_by_execution(run), hosted_by_execution(run)
-    unended = ExecutionState.RUNNING if is_locked(run.path / "lock") else ExecutionState.INTERRUPTED
+    writing = is_locked(run.path / "lock")
     found = []
     for info in executions(run).values():
         rows = scores.get(info.execution_id, [])
@@ -100,7 +109,7 @@ def list_executions(run: Run) -> list[ExecutionSummary]:
                 group_id=info.group_id,
                 sample_index=info.sample_index,
                 harness=info.harness,
-                state=unended if info.running else ExecutionState.ENDED,
+                state=_state(info, sampled.get(info.execution_id, (0, 0))[0], writing),
                 end_reason=info.end_reason,
                 num_calls=sampled.get(info.execution_id, (0, 0))[0],
                 num_bad_calls=num_bad.get(info.execution_id, 0),

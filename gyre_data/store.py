@@ -10,7 +10,10 @@ from .errors import ConfigError
 from .reader import Run
 from .writer import RunWriter
 
-__all__ = ["Run", "RunWriter", "find_run", "open"]
+__all__ = ["SAMPLE", "Run", "RunWriter", "find_run", "open"]
+
+SAMPLE = Path(__file__).with_name("sample")
+"""A small recorded run that comes with every release, read-only; commands call it `sample`."""
 
 
 def open(path: str | Path) -> Run:
@@ -19,15 +22,22 @@ def open(path: str | Path) -> Run:
 
 
 def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
-    """The run folder a command means: `arg`, or without it the run made last under `root`, by its `run.json`."""
+    """The run folder a command means: `arg`, or without it the run made last under `root`, by its `run.json`.
+
+    `sample` is the run that comes with the release, unless there is a folder of that name.
+    """
     if arg is not None:
+        if str(arg) == "sample" and not Path(arg).exists():
+            return SAMPLE
         if not manifests.numbers(Path(arg)):
             raise ConfigError(f"wanted a run folder, {arg} holds no manifest; `gyre ls` lists the runs under ./{root}")
         return Path(arg)
     found = [(_created_at(path), path) for path in Path(root).glob("*/run.json")]
     found = [(created_at, path) for created_at, path in found if manifests.is_recording(path.parent)]
     if not found:
-        raise ConfigError(f"wanted a run folder, got none and ./{root} holds no run; record one with `gyre demo`")
+        raise ConfigError(
+            f"wanted a run folder, got none and ./{root} holds no run; record one with `gyre demo`, or look at `sample`"
+        )
     return max(found)[1].parent
 
 

@@ -1,4 +1,4 @@
-"""`gyre tree`, `gyre stats` and `gyre score`: a few lines each over the library calls of the same name."""
+"""`gyre stats` and `gyre score`: a few lines each over the library calls of the same name."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from rich.text import Text
 
 from gyre_data.breakdown import by_evaluator, by_role
 from gyre_data.counts import stats as count_runs
-from gyre_data.execution import Execution, executions, find, newest, short_id
+from gyre_data.execution import executions, find
 from gyre_data.hosted import Prices
-from gyre_data.reader import Run
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
 
-from .outline import outline
 from .remote import append_score
 from .stats_text import breakdown_lines, stats_lines
-from .tree_json import tree_json
-from .tree_text import tree_lines
 
-__all__ = ["By", "score", "stats", "tree"]
+__all__ = ["By", "score", "stats"]
 
 
 class By(StrEnum):
@@ -40,22 +36,6 @@ class By(StrEnum):
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JMax = Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")]
-
-
-def tree(
-    run: Annotated[str | None, typer.Argument(help="Run folder; left out, the run made last.")] = None,
-    execution: Annotated[str | None, typer.Argument(help="Start of an execution's id; left out, the newest.")] = None,
-    as_json: Json = False,
-    j_max: JMax = 5,
-) -> None:
-    """Show an execution as a tree: agents, branches, compactions, retries, what is trained and what is not."""
-    opened, prefix = _run_and_execution(run, execution)
-    known = executions(opened)
-    shown = outline(Execution(opened, known[find(known, prefix) if prefix else newest(opened)]), j_max=j_max or None)
-    if as_json:
-        _print_json(tree_json(shown))
-        return
-    _print(tree_lines(shown, short=short_id(known, shown.execution.execution_id), where=str(opened.path)))
 
 
 def stats(
@@ -109,13 +89,6 @@ def score(
     )
     verdict = "failed" if failed else f"{value:g}{' partial' if partial else ''}"
     typer.echo(f"{execution_id}: {verdict} by {evaluator}" + (f", through {through}" if through else ""))
-
-
-def _run_and_execution(run: str | None, execution: str | None) -> tuple[Run, str | None]:
-    """A single argument that is neither a folder nor a path is an execution of the run made last."""
-    if run is not None and execution is None and len(Path(run).parts) == 1 and not Path(run).exists():
-        return open_run(find_run()), run
-    return open_run(find_run(run)), execution
 
 
 def _print(lines: Iterable[Text]) -> None:

@@ -60,6 +60,17 @@ class Lane:
         ]
         return sorted(found)
 
+    @property
+    def nested(self) -> list[Lane]:
+        """The sub-agents that it started, and theirs."""
+        own = [agent for segment in self.segments for agent in segment.agents]
+        return [lane for agent in own for lane in (agent, *agent.nested)]
+
+    @property
+    def subtree(self) -> list[int]:
+        """Numbers of its own calls and of all calls of the sub-agents below it."""
+        return sorted({*self.calls, *(n for lane in self.nested for n in lane.calls)})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
@@ -85,6 +96,11 @@ class Outline:
     def total(self, numbers: list[int]) -> tuple[int, int]:
         """(distinct tokens, trained tokens) of these calls."""
         return sum(self.tokens[n - 1] for n in numbers), sum(self.trained[n - 1] for n in numbers)
+
+    def seconds(self, numbers: list[int]) -> float | None:
+        """Time from the start of the first of these calls to the end of the last; None when no end is known."""
+        ends = [ended for n in numbers if (ended := self.call(n).ended_at) is not None]
+        return (max(ends) - min(self.call(n).started_at for n in numbers)).total_seconds() if ends else None
 
     def walk(self) -> Iterator[Lane]:
         """Every lane, nested ones after the lane that holds them."""

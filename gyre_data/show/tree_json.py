@@ -97,6 +97,7 @@ def _node(shown: Outline, i: int) -> dict[str, Any]:
 
 def _lane(shown: Outline, lane: Lane) -> dict[str, Any]:
     tokens, trained = shown.total(lane.calls)
+    all_tokens, all_trained = shown.total(lane.subtree)
     return {
         "kind": lane.kind,
         "agent_id": lane.agent_id,
@@ -105,6 +106,13 @@ def _lane(shown: Outline, lane: Lane) -> dict[str, Any]:
         "num_calls": len(lane.calls),
         "distinct_tokens": tokens,
         "trained_tokens": trained,
+        "subtree": {
+            "num_agents": len(lane.nested),
+            "num_calls": len(lane.subtree),
+            "distinct_tokens": all_tokens,
+            "trained_tokens": all_trained,
+            "seconds": shown.seconds(lane.subtree),
+        },
         "segments": [
             {
                 "number": segment.number,

@@ -5,80 +5,122 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 from rich.text import Text
 
 from gyre_data.counts import TreeCounts, count_tree
 from gyre_data.eligible import Reason
+from gyre_data.schema import CallStatus
 from gyre_data.scores import latest_scored
+from gyre_data.texts import node_messages, tools_of
 from gyre_data.types import PolicyVersion, Score
 
+from .layout import flow, wrapped
 from .numbers import DASH, amount, count, duration, ratio
 from .outline import Lane, Outline, Segment
 
-__all__ = ["score_text", "tree_lines"]
+__all__ = ["MOST_LINES", "score_parts", "tree_lines"]
 
+MOST_LINES = 60
+"""A tree of more lines is folded until it fits, unless a depth was asked for."""
 _WRONG = "bold red"
 _QUIET = "dim"
+_FIGURES = 4
+_LEAST_LABEL, _LEAST_TITLE = 34, 16
 _FOLDED = ("side", "unknown")
 """Lanes of which only the header and false forks are shown: their calls have nothing to do with one another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """One line of the tree before alignment: guides, label, and up to three columns of figures."""
+    """One line of the tree before alignment: guides, label, and up to four columns of figures."""
 
     depth: tuple[bool, ...]
     """Per level whether that level's item is the last of its siblings."""
     label: Text
-    figures: tuple[str, str, str] | None = None
+    figures: tuple[str, ...] | None = None
+    title: str | None = None
+    """What may be shortened to make room."""
 
 
-def tree_lines(shown: Outline, *, short: str, where: str) -> list[Text]:
-    """The lines of `gyre tree`; `short` is the shortest unique id, `where` the run's path for the next command."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Item:
+    """A line with the lines below it; `folded` are its figures when those lines are not shown."""
+
+    label: Text
+    figures: tuple[str, ...] | None = None
+    title: str | None = None
+    below: tuple[_Item, ...] = ()
+    folded: tuple[str, ...] | None = None
+
+
+def tree_lines(
+    shown: Outline,
+    *,
+    short: str,
+    where: str,
+    width: int = 80,
+    depth: int | None = None,
+    every: bool = False,
+    others: int = 0,
+) -> list[Text]:
+    """The lines of `gyre tree`: `short` is the shortest unique id, `where` the run's path for the next command.
+
+    `depth` folds what lies deeper (None: as deep as fits on `MOST_LINES`), `every` gives each call a line, `others` is
+    the number of the run's other executions.
+    """
     counts = count_tree(shown.tree, j_max=shown.j_max)
-    rows = [row for lane in shown.lanes for row in _lane(shown, lane, ())]
+    items = [_lane(shown, lane, every) for lane in shown.lanes]
+    deepest = max((_height(item) for item in items), default=0)
+    fitting = deepest if depth is None else min(depth, deepest)
+    rows = [row for item in items for row in _rows(item, (), fitting)]
+    while depth is None and not every and len(rows) > MOST_LINES and fitting > 1:
+        fitting -= 1
+        rows = [row for item in items for row in _rows(item, (), fitting)]
     return [
-        _header(shown, counts, short),
-        _totals(counts),
-        *_aligned(rows),
-        *_ending(shown, counts, short, where),
+        *flow(_header(shown, counts, short), width),
+        *flow(_totals(counts), width),
+        *_aligned(rows, width),
+        *_ending(shown, counts, width, fitting if fitting < deepest else None),
+        *flow(_next(shown, short, where, others), width, indent=0),
     ]
 
 
-def score_text(scores: tuple[Score, ...] | list[Score]) -> Text:
-    """Latest verdict of every evaluator: `0.50 partial (pytest@3)`; `-` when nothing was judged."""
-    told = Text()
+def score_parts(scores: tuple[Score, ...] | list[Score]) -> list[Text]:
+    """Latest verdict of every evaluator: `0.50 partial (pytest@3)`; `score -` when nothing was judged."""
+    told = []
     for name in sorted({row.evaluator for row in scores}):
         row = latest_scored(scores, name)
         if row is None:
             last = [s for s in scores if s.evaluator == name][-1]
-            told.append(f"  {name} {last.status}", style=_WRONG if last.status == "failed" else "")
+            told.append(Text(f"{name} {last.status}", style=_WRONG if last.status == "failed" else ""))
             continue
         version = f"@{row.evaluator_version}" if row.evaluator_version else ""
-        told.append(f"  {row.value:.2f}{' partial' if row.partial else ''} ({name}{version})", style="bold")
-    return told or Text(f"  score {DASH}")
+        told.append(Text(f"{row.value:.2f}{' partial' if row.partial else ''} ({name}{version})", style="bold"))
+    return told or [Text(f"score {DASH}")]
 
 
-def _header(shown: Outline, counts: TreeCounts, short: str) -> Text:
+def _header(shown: Outline, counts: TreeCounts, short: str) -> list[Text]:
     info = shown.execution.info
-    told = Text()
-    told.append(short, style="bold cyan")
-    told.append(f" {info.task_id or DASH}")
-    told.append(f" #{info.sample_index}" if info.sample_index is not None else "")
+    name = Text.assemble((short, "bold cyan"), f" {info.task_id or DASH}")
+    name.append(f" #{info.sample_index}" if info.sample_index is not None else "")
     harness = " ".join(part for part in (info.harness, info.harness_version) if part)
-    told.append(f"  {harness or DASH}")
     models = sorted({call.served_model for call in shown.tree.calls if call.served_model})
-    told.append(f"  model {', '.join(models)}" if models else f"  policy {_versions(counts)}")
+    told = [
+        name,
+        Text(harness or DASH),
+        Text(f"model {', '.join(models)}" if models else f"policy {_versions(counts)}"),
+    ]
     if info.running:
-        told.append("  running", style="bold yellow")
+        told.append(Text("running", style="bold yellow"))
     else:
         bad = info.end_reason in ("crashed", "infra_fault", "unknown_value", None)
-        told.append(f"  {str(info.end_reason or DASH).replace('_', ' ')}", style=_WRONG if bad else "")
+        told.append(Text(str(info.end_reason or DASH).replace("_", " "), style=_WRONG if bad else ""))
     if info.started_at and info.ended_at:
-        told.append(f"  {duration((info.ended_at - info.started_at).total_seconds())}", style=_QUIET)
-    return told + score_text(shown.execution.scores)
+        told.append(Text(duration((info.ended_at - info.started_at).total_seconds()), style=_QUIET))
+    return told + score_parts(shown.execution.scores)
 
 
 def _versions(counts: TreeCounts) -> str:
@@ -92,8 +134,8 @@ def _versions(counts: TreeCounts) -> str:
     return ", ".join(parts) or DASH
 
 
-def _totals(counts: TreeCounts) -> Text:
-    told = Text(f"{count(counts.calls)} {'call' if counts.calls == 1 else 'calls'}")
+def _totals(counts: TreeCounts) -> list[Text]:
+    calls = Text(f"{count(counts.calls)} {'call' if counts.calls == 1 else 'calls'}")
     wrong = [
         f"{number} {what}"
         for number, what in (
@@ -104,33 +146,45 @@ def _totals(counts: TreeCounts) -> Text:
         if number
     ]
     if wrong:
-        told.append(" (").append(", ".join(wrong), style=_WRONG).append(")")
-    told.append(f"  {count(counts.message_nodes)} message nodes")
+        calls.append(" (").append(", ".join(wrong), style=_WRONG).append(")")
+    nodes = f"{count(counts.message_nodes)} message nodes"
     if counts.trajectory_message_nodes not in (0, counts.message_nodes):
-        told.append(f", {count(counts.trajectory_message_nodes)} on trajectories")
+        nodes += f", {count(counts.trajectory_message_nodes)} on trajectories"
     if counts.trajectories:
-        told.append(f", {count(counts.occurrences)} if expanded ({ratio(counts.sharing_nodes)})")
-    told.append(f"  {amount(counts.distinct_tokens)} tok")
-    told.append(f", {amount(counts.kept_tokens)} trained", style="" if counts.kept_tokens else _WRONG)
-    return told
+        nodes += f", {count(counts.occurrences)} if expanded ({ratio(counts.sharing_nodes)})"
+    tokens = Text(f"{amount(counts.distinct_tokens)} tok")
+    tokens.append(f", {amount(counts.kept_tokens)} trained", style="" if counts.kept_tokens else _WRONG)
+    return [calls, Text(nodes), tokens]
 
 
-def _lane(shown: Outline, lane: Lane, depth: tuple[bool, ...]) -> Iterator[_Row]:
+def _rows(item: _Item, depth: tuple[bool, ...], deepest: int) -> Iterator[_Row]:
+    if item.below and len(depth) >= deepest:
+        label = item.label.copy()
+        label.append(" [folded]", style=_QUIET)
+        yield _Row(depth=depth, label=label, figures=item.folded or item.figures, title=item.title)
+        return
+    yield _Row(depth=depth, label=item.label, figures=item.figures, title=item.title)
+    for place, child in enumerate(item.below):
+        yield from _rows(child, (*depth, place == len(item.below) - 1), deepest)
+
+
+def _height(item: _Item) -> int:
+    return 1 + max((_height(child) for child in item.below), default=-1)
+
+
+def _lane(shown: Outline, lane: Lane, every: bool) -> _Item:
+    """An agent: its figures are those of all lines below it, the sub-agents that it started too."""
     label = Text(_lane_name(lane), style=_WRONG if lane.kind == "unknown" else "bold")
-    if lane.title:
-        label.append(f' "{lane.title}"', style=_QUIET)
     if lane.spawned_at is not None:
         label.append(f" from c{lane.spawned_at}", style="not bold")
     elif lane.kind == "sub_agent":
         label.append(" from an unknown call", style="not bold")
-    children = list(_children(shown, lane))
-    one_run = lane.kind == "sub_agent" and len(children) == 1 and not children[0].below
+    below = tuple(_children(shown, lane, every))
+    one_run = lane.kind == "sub_agent" and len(below) == 1 and not below[0].below
     if one_run or lane.kind in _FOLDED:
         label.append(f"  {_span(lane.calls)}", style="not bold")
-        children = [] if one_run else children
-    yield _Row(depth=depth, label=label, figures=_figures(shown, lane.calls))
-    for place, child in enumerate(children):
-        yield from _indented(child, (*depth, place == len(children) - 1))
+        below = () if one_run else below
+    return _Item(label=label, figures=_figures(shown, lane.subtree), title=lane.title, below=below)
 
 
 def _lane_name(lane: Lane) -> str:
@@ -139,43 +193,45 @@ def _lane_name(lane: Lane) -> str:
     return f"{name} {lane.agent_id}" if lane.agent_id and lane.kind == "sub_agent" else name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Item:
-    """A line with the lines below it."""
-
-    label: Text
-    figures: tuple[str, str, str] | None = None
-    below: tuple[Any, ...] = ()
-    lane: Lane | None = None
-    shown: Outline | None = None
-
-
-def _indented(item: _Item, depth: tuple[bool, ...]) -> Iterator[_Row]:
-    if item.lane is not None and item.shown is not None:
-        yield from _lane(item.shown, item.lane, depth)
-        return
-    yield _Row(depth=depth, label=item.label, figures=item.figures)
-    for place, child in enumerate(item.below):
-        yield from _indented(child, (*depth, place == len(item.below) - 1))
-
-
-def _children(shown: Outline, lane: Lane) -> Iterator[_Item]:
+def _children(shown: Outline, lane: Lane, every: bool) -> Iterator[_Item]:
     """Openings and runs of a lane in order; a fork holds its own run, since it leads away from the line."""
     for segment in lane.segments:
-        if lane.kind in _FOLDED and not (segment.opening or {}).get("false"):
+        if lane.kind in _FOLDED and not every and not (segment.opening or {}).get("false"):
             continue
-        run = _Item(
-            label=Text(_span(segment.calls)),
-            figures=_figures(shown, segment.calls),
-            below=(*_events(shown, segment), *(_Item(label=Text(), lane=a, shown=shown) for a in segment.agents)),
-        )
+        run = _run(shown, segment, every)
         if segment.opening is None:
             yield run
         elif segment.opening["kind"] == "compaction":
             yield _Item(label=_compaction(segment.opening))
             yield run
         else:
-            yield _Item(label=_fork(segment.opening), below=(run,))
+            yield _Item(label=_fork(segment.opening), below=(run,), folded=run.folded or run.figures)
+
+
+def _run(shown: Outline, segment: Segment, every: bool) -> _Item:
+    """Calls that go on from one another: their own figures; folded, those of the sub-agents below them too."""
+    calls = tuple(_one_call(shown, n) for n in segment.calls) if every else ()
+    agents = tuple(_lane(shown, agent, every) for agent in segment.agents)
+    whole = sorted({*segment.calls, *(n for agent in segment.agents for n in agent.subtree)})
+    return _Item(
+        label=Text(_span(segment.calls)),
+        figures=_figures(shown, segment.calls),
+        below=(*calls, *_events(shown, segment), *agents),
+        folded=_figures(shown, whole),
+    )
+
+
+def _one_call(shown: Outline, number: int) -> _Item:
+    call = shown.call(number)
+    label = Text(f"c{number}")
+    label.append(f" {call.call_id}", style=_QUIET)
+    output = shown.tree.output(call)
+    said = [] if output is None else node_messages(shown.execution.run, shown.tree, output)
+    if tools := [name for message in said for name, _ in tools_of(message)]:
+        label.append(f"  {', '.join(tools)}")
+    elif call.status != CallStatus.OK:
+        label.append(f"  {call.status}", style=_WRONG)
+    return _Item(label=label, figures=_figures(shown, [number]))
 
 
 def _events(shown: Outline, segment: Segment) -> Iterator[_Item]:
@@ -244,26 +300,44 @@ def _span(numbers: list[int]) -> str:
     return f"c{numbers[0]}" if len(numbers) == 1 else f"c{numbers[0]}-c{numbers[-1]}"
 
 
-def _figures(shown: Outline, numbers: list[int]) -> tuple[str, str, str]:
+def _figures(shown: Outline, numbers: list[int]) -> tuple[str, ...]:
     tokens, trained = shown.total(numbers)
     calls = "1 call" if len(numbers) == 1 else f"{len(numbers)} calls"
-    return calls, f"{amount(tokens)} tok", f"{amount(trained)} trained" if trained else ""
+    took = duration(shown.seconds(numbers))
+    return calls, f"{amount(tokens)} tok", f"{amount(trained)} trained" if trained else "", took
 
 
-def _aligned(rows: list[_Row]) -> Iterator[Text]:
-    guides = [_guide(row.depth) for row in rows]
-    figured = [len(g) + len(row.label) for g, row in zip(guides, rows, strict=True) if row.figures]
-    width = min(max(figured, default=0), 64)
-    sizes = [max((len(row.figures[k]) for row in rows if row.figures), default=0) for k in range(3)]
-    for guide, row in zip(guides, rows, strict=True):
-        line = Text(guide, style=_QUIET)
+def _aligned(rows: list[_Row], width: int) -> Iterator[Text]:
+    """Labels to the left and figures in columns to the right; a narrow terminal has the first columns only."""
+    sizes = [max((len(row.figures[k]) for row in rows if row.figures), default=0) for k in range(_FIGURES)]
+    shown = _FIGURES
+    while shown > 1 and width - sum(2 + size for size in sizes[:shown]) < _LEAST_LABEL:
+        shown -= 1
+    sizes = sizes[:shown]
+    room = width - sum(2 + size for size in sizes)
+    figured = [len(_guide(r.depth)) + len(r.label) + (len(r.title) + 3 if r.title else 0) for r in rows if r.figures]
+    left = min(max(figured, default=0), room)
+    for row in rows:
+        line = Text(_guide(row.depth), style=_QUIET)
         line.append_text(row.label)
-        if row.figures:
-            line.append(" " * (width - len(line)))
-            for figure, size in zip(row.figures, sizes, strict=True):
-                line.append(f"  {figure:>{size}}", style=_QUIET if figure.endswith("trained") else "")
+        if not row.figures:
+            yield from wrapped(line, width, guide=Text(_below(row.depth), style=_QUIET))
+            continue
+        if row.title and left - len(line) >= _LEAST_TITLE:
+            line.append(f' "{shorten(row.title, left - len(line) - 3, placeholder=" ...")}"', style=_QUIET)
+        if len(line) > left:
+            yield line
+            line = Text(_below(row.depth), style=_QUIET)
+        line.append(" " * (left - len(line)))
+        for figure, size in zip(row.figures, sizes, strict=False):
+            line.append(f"  {figure:>{size}}", style=_QUIET if figure.endswith("trained") else "")
         line.rstrip()
         yield line
+
+
+def _below(depth: tuple[bool, ...]) -> str:
+    """Guides of a line that goes on from the one above."""
+    return "".join("   " if last else "|  " for last in depth) + "  "
 
 
 def _guide(depth: tuple[bool, ...]) -> str:
@@ -272,20 +346,34 @@ def _guide(depth: tuple[bool, ...]) -> str:
     return "".join("   " if last else "|  " for last in depth[:-1]) + ("`- " if depth[-1] else "|- ")
 
 
-def _ending(shown: Outline, counts: TreeCounts, short: str, where: str) -> Iterator[Text]:
+def _ending(shown: Outline, counts: TreeCounts, width: int, folded: int | None) -> Iterator[Text]:
     cap = "no J_max" if shown.j_max is None else f"J_max {shown.j_max}"
     yield Text(f"{len(shown.kept)} of {shown.num_candidates} trajectories kept ({cap})")
     beyond = [x for x in shown.excluded if x.node_id is not None]
     left = Counter(x.reason for x in shown.excluded if x.call_id is not None) + Counter(x.reason for x in beyond)
     if left:
-        told = Text("not trained: ", style="")
-        told.append(", ".join(f"{number} {_reason(reason)}" for reason, number in left.most_common()))
-        yield told
+        told = "not trained: " + ", ".join(f"{number} {_reason(reason)}" for reason, number in left.most_common())
+        yield from wrapped(Text(told), width, indent=2)
     if not counts.kept_tokens and left[Reason.NO_LOGPROBS]:
         yield Text("recorded without log-probs: RL cannot train on it, SFT can", style=_WRONG)
     if left[Reason.HOSTED]:
-        yield Text("recorded from a hosted API: tokens are local counts, only the text can be used", style=_QUIET)
-    yield Text(f"next: gyre tree {where} {short} --json   gyre stats {where}", style=_QUIET)
+        told = "recorded from a hosted API: tokens are local counts, only the text can be used"
+        yield from wrapped(Text(told, style=_QUIET), width, indent=2)
+    if folded is not None:
+        yield Text(f"folded at depth {folded}; more: --depth {folded + 1}, every call: --all", style=_QUIET)
+
+
+def _next(shown: Outline, short: str, where: str, others: int) -> list[Text]:
+    more = [f"why: gyre explain {where} {short}", f"read: gyre tree {where} {short}:{_last(shown)}"]
+    if others:
+        more.append(f"{others} other execution{'s' if others > 1 else ''}: gyre ls {where}")
+    return [Text(told, style=_QUIET) for told in more]
+
+
+def _last(shown: Outline) -> str:
+    """The call whose path is the natural one to read: the last of the first lane."""
+    numbers = [n for lane in shown.lanes[:1] for segment in lane.segments for n in segment.calls]
+    return f"c{max(numbers, default=1)}"
 
 
 def _reason(reason: Reason) -> str:

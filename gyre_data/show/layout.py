@@ -1,0 +1,59 @@
+"""Lines that fit a terminal: parts that flow over lines, and long labels that wrap below their own start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["flow", "screen", "show", "wrapped"]
+
+_NARROWEST = 20
+
+
+def screen() -> Console:
+    """The console that commands print to: no colour into a pipe or with NO_COLOR, and nothing is cut by it."""
+    return Console(soft_wrap=True, highlight=False)
+
+
+def show(lines: Iterable[Text], console: Console | None = None) -> None:
+    """Print lines that are laid out already."""
+    console = console or screen()
+    for line in lines:
+        console.print(line)
+
+
+def flow(parts: Sequence[Text], width: int, *, indent: int = 2) -> Iterator[Text]:
+    """Parts with two blanks between them, on as many lines as they need; a part longer than a line is wrapped."""
+    line = Text()
+    for part in parts:
+        if len(line) and len(line) + 2 + len(part) > width:
+            yield line
+            line = Text(" " * indent)
+        elif len(line) > indent or (len(line) and not line.plain.isspace()):
+            line.append("  ")
+        line.append_text(part)
+        *full, line = wrapped(line, width, indent=indent)
+        yield from full
+    if line.plain.strip():
+        yield line
+
+
+def wrapped(text: Text, width: int, *, indent: int = 0, guide: Text | None = None) -> list[Text]:
+    """`text` on lines of `width`; lines after the first begin with `guide`, or with `indent` blanks."""
+    if len(text) <= width and "\n" not in text.plain:
+        return [text]
+    head = guide if guide is not None else Text(" " * indent)
+    room = max(width - len(head), _NARROWEST)
+    first, *rest = text.wrap(_RULER, max(width, _NARROWEST)) or [text]
+    if not rest:
+        return [first]
+    tail = Text(" ").join(rest)
+    lines = [first, *(head + line for line in tail.wrap(_RULER, room))]
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+_RULER = Console(width=80, no_color=True)
