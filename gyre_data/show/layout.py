@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["flow", "screen", "show", "wrapped"]
+__all__ = ["RULER", "flow", "screen", "show", "wrapped"]
 
 _NARROWEST = 20
+RULER = Console(width=80, no_color=True)
+"""A console that only measures and wraps."""
 
 
 def screen() -> Console:
@@ -46,14 +48,11 @@ def wrapped(text: Text, width: int, *, indent: int = 0, guide: Text | None = Non
         return [text]
     head = guide if guide is not None else Text(" " * indent)
     room = max(width - len(head), _NARROWEST)
-    first, *rest = text.wrap(_RULER, max(width, _NARROWEST)) or [text]
+    first, *rest = text.wrap(RULER, max(width, _NARROWEST)) or [text]
     if not rest:
         return [first]
     tail = Text(" ").join(rest)
-    lines = [first, *(head + line for line in tail.wrap(_RULER, room))]
+    lines = [first, *(head + line for line in tail.wrap(RULER, room))]
     for line in lines:
         line.rstrip()
     return lines
-
-
-_RULER = Console(width=80, no_color=True)
