@@ -1,12 +1,14 @@
-"""Speed of a run on disk: durable commits, opening, scanning tokens, rows, verifying.
+"""Size and speed of runs on disk: durable commits, counting, scanning, one tree, a live run, bytes a token.
 
-Run: python benchmarks/data.py [--quick] [--json]. Figures that have a bound are ratios against a plain baseline
-measured in the same run: raw writes and syncs of the same files, numpy over the same bytes. Exit status 1 when a
-bound is missed.
+Run: python benchmarks/data.py [--quick] [--json]. In full it makes 300 million tokens (2.5 GB, minutes); quickly, ten
+million. Tokens and texts are those of real source files, executions have the shape of long agent runs (`_shape.py`).
+Figures named `recorded` are of a run as a proxy leaves it, a batch a call; the others of compacted runs. Exit status 1
+when a bound is missed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,15 +19,33 @@ from pathlib import Path
 import _frame
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from _child import Took, gyre
+from _live import lags
+from _made import TOKENS, Part, link_run, write_part
+from _plot import chart
+from _source import Source, read_source
 
 import gyre_data
-from gyre_data.arrays import from_table, offsets_and_values
+from gyre_data.arrays import offsets_and_values
 from gyre_data.schema import AgentRole, Author, CallStatus, Extension, NodeKind
 from gyre_data.types import Attempt, Call, Node, VersionSpan
-from gyre_data.verify import verify
 
-BOUNDS = {"scan_vs_numpy": (0.5, None), "commit_vs_raw": (None, 5.0), "scan_allocates_mib": (None, 1.0)}
-"""Figure: (least, most). A shared machine moves absolute times, so only ratios and bytes are bounded."""
+BOUNDS = {
+    "stats_100m_s": (None, 10.0),
+    "stats_100m_anonymous_mib": (None, 1024.0),
+    "stats_time_growth": (None, 1.5),
+    "stats_memory_growth": (None, 1.5),
+    "scan_vs_jsonl": (50.0, None),
+    "scan_vs_numpy": (0.5, None),
+    "scan_allocates_mib": (None, 1.0),
+    "tree_open_s": (None, 0.2),
+    "follow_lag_p95_ms": (None, 100.0),
+    "commit_vs_raw": (None, 5.0),
+}
+"""Figure: (least, most)."""
+
+PLOT = Path(__file__).resolve().parents[1] / "docs" / "data-size.svg"
 
 
 def rows_of_call(
@@ -109,50 +129,146 @@ def measure_commits(folder: Path, count: int) -> dict[str, float]:
     return {"commits_per_s": 1 / ours, "raw_commits_per_s": 1 / raw, "commit_vs_raw": ours / raw}
 
 
-def measure_reading(folder: Path, num_calls: int, num_tokens: int) -> dict[str, float]:
-    """Bulk writing, then opening, scanning, rows and verification of one big sealed run."""
-    rng, path = np.random.default_rng(1), folder / "bulk"
-    parent: Node | None = None
-    rows: list[Node | Call] = []
-    for number in range(num_calls):
-        prompt, output, call = rows_of_call(number, parent if number % 64 else None, num_tokens, rng)
-        parent = output
-        rows += [prompt, output, call]
-    started = time.perf_counter()
-    with gyre_data.RunWriter(path) as writer:
-        for at in range(0, len(rows), 1536):
-            writer.write(rows[at : at + 1536])
-    write_s = time.perf_counter() - started
-    open_s = seconds(lambda: gyre_data.open(path).table("nodes"))
-    run = gyre_data.open(path)
-    column = run.table("nodes").column("token_ids")
+def sizes_of(quick: bool) -> list[int]:
+    """Millions of tokens of the runs: each holds the segments of the one before it, and more."""
+    return [1, 3, 10] if quick else [1, 3, 10, 30, 100, 300]
+
+
+def make_runs(folder: Path, source: Source, sizes: list[int]) -> dict[int, Path]:
+    """Compacted runs by their millions of tokens; segments are shared by hard links, so all take no more than the last.
+
+    Without the texts of messages: they are no part of what is counted, and would fill the disk.
+    """
+    parts: list[Part] = []
+    runs: dict[int, Path] = {}
+    last = 0
+    for size in sizes:
+        parts.append(write_part(folder / f"part-{size}", source, range(last, size), recorded=False))
+        runs[size] = link_run(folder / f"run-{size}", parts)
+        last = size
+    return runs
+
+
+def measure_counting(runs: dict[int, Path]) -> dict[str, float]:
+    """`gyre stats` as a command, at every size; the plot."""
+    took: dict[int, Took] = {}
+    for size, path in runs.items():
+        took[size] = gyre("stats", str(path), "--json")
+        counted = json.loads(took[size].out)
+        assert counted["distinct_tokens"] == size * TOKENS, counted
+    sizes = list(runs)
+    figures = {f"stats_{size}m_s": took[size].wall_s for size in sizes}
+    figures |= {f"stats_{size}m_cpu_s": took[size].cpu_s for size in sizes}
+    figures |= {f"stats_{size}m_anonymous_mib": took[size].anonymous_mib for size in sizes}
+    figures |= {f"stats_{size}m_resident_mib": took[size].resident_mib for size in sizes}
+    for name, of in (("time", "s"), ("memory", "anonymous_mib")):
+        least, middle, most = (figures[f"stats_{size}m_{of}"] for size in sizes[-3:])
+        a, b, c = sizes[-3:]
+        figures[f"stats_{name}_growth"] = (most - middle) / (c - b) / max((middle - least) / (b - a), 1e-9)
+        if 100 not in sizes:  # quickly: what the last two sizes say about 100 million
+            figures[f"stats_100m_{of}"] = most + (most - middle) / (c - b) * (100 - c)
+    if 300 in sizes:
+        panels = {
+            "gyre stats, seconds": {"wall clock": [took[s].wall_s for s in sizes]},
+            "gyre stats, MiB": {
+                "memory of its own": [took[s].anonymous_mib for s in sizes],
+                "with mapped files": [took[s].resident_mib for s in sizes],
+            },
+        }
+        PLOT.write_text(chart(sizes, panels, "million tokens"))
+    return figures
+
+
+def measure_scan(folder: Path, path: Path, lines_of: Path) -> dict[str, float]:
+    """Every token id of a run read, from opening it: against numpy over the same bytes, and against JSON lines."""
+
+    def scan() -> int:
+        column = gyre_data.open(path).table("nodes").column("token_ids")
+        return sum(pc.sum(chunk.values).as_py() or 0 for chunk in column.chunks)
+
+    column = gyre_data.open(path).table("nodes").column("token_ids")
     before = pa.total_allocated_bytes()
-    scan_s = seconds(lambda: sum(int(offsets_and_values(c)[1].sum(dtype=np.int64)) for c in column.chunks), 5)
+    scan_s = seconds(lambda: sum(pc.sum(chunk.values).as_py() or 0 for chunk in column.chunks), 3)
     allocated = pa.total_allocated_bytes() - before
-    values = np.concatenate([offsets_and_values(chunk)[1] for chunk in column.chunks])
-    values.tofile(folder / "plain.bin")
+    with (folder / "plain.bin").open("wb") as file:
+        for chunk in column.chunks:
+            offsets_and_values(chunk)[1].tofile(file)
     plain = np.memmap(folder / "plain.bin", np.int32, "r")
-    numpy_s = seconds(lambda: int(plain.sum(dtype=np.int64)), 5)
-    rows_s = seconds(lambda: from_table("nodes", run.table("nodes")), 2)
-    verify_s = seconds(lambda: verify(path), 2)
-    num_bytes = sum(p.stat().st_size for p in path.rglob("*.arrow"))
+    numpy_s = seconds(lambda: int(plain.sum(dtype=np.int64)), 3)
+    assert scan() == int(plain.sum(dtype=np.int64))
+    whole_s = seconds(scan, 2)
+    jsonl_tokens, jsonl_s = _scan_jsonl(folder / "nodes.jsonl", lines_of)
     return {
-        "num_nodes": float(2 * num_calls),
-        "num_tokens": float(len(values)),
-        "written_rows_per_s": len(rows) / write_s,
-        "open_ms": 1e3 * open_s,
-        "scan_mtok_per_s": len(values) / scan_s / 1e6,
-        "numpy_mtok_per_s": len(values) / numpy_s / 1e6,
+        "scan_mtok_per_s": len(plain) / scan_s / 1e6,
+        "open_and_scan_mtok_per_s": len(plain) / whole_s / 1e6,
+        "numpy_mtok_per_s": len(plain) / numpy_s / 1e6,
+        "jsonl_mtok_per_s": jsonl_tokens / jsonl_s / 1e6,
         "scan_vs_numpy": numpy_s / scan_s,
+        "scan_vs_jsonl": (len(plain) / scan_s) / (jsonl_tokens / jsonl_s),
+        "open_and_scan_vs_jsonl": (len(plain) / whole_s) / (jsonl_tokens / jsonl_s),
         "scan_allocates_mib": allocated / 2**20,
-        "rows_per_s": 2 * num_calls / rows_s,
-        "verify_mb_per_s": num_bytes / verify_s / 1e6,
     }
 
 
+def _scan_jsonl(file: Path, path: Path) -> tuple[int, float]:
+    """The rows of a run's nodes as JSON lines, and the time to read every token of them: (tokens, seconds)."""
+    nodes = gyre_data.open(path).table("nodes")
+    with file.open("w") as out:
+        for batch in nodes.to_batches():
+            for row in batch.to_pylist():
+                out.write(json.dumps(row, separators=(",", ":")) + "\n")
+    count = 0
+
+    def scan() -> None:
+        nonlocal count
+        count = 0
+        with file.open("rb") as lines:
+            for line in lines:
+                ids = json.loads(line)["token_ids"]
+                sum(ids)
+                count += len(ids)
+
+    took = seconds(scan, 1)
+    return count, took
+
+
+def measure_tree(folder: Path, one: Path, live: int) -> dict[str, float]:
+    """One execution of 636 calls and a million tokens: its tree from the closed folder, and followed while written."""
+    open_s = seconds(lambda: gyre_data.open(one)[""].tree.calls[-1], 5)
+    late = sorted(lags(one, folder / "live", live))
+    return {
+        "tree_open_s": open_s,
+        "follow_lag_p50_ms": 1e3 * late[len(late) // 2],
+        "follow_lag_p95_ms": 1e3 * late[int(0.95 * (len(late) - 1))],
+        "follow_missed": float(live - len(late)),
+    }
+
+
+def measure_recorded(path: Path) -> dict[str, float]:
+    """Ten million tokens as recorded: `gyre stats`, and bytes on disk a distinct token, by table."""
+    took = gyre("stats", str(path), "--json")
+    counted = json.loads(took.out)["distinct_tokens"]
+    figures = {"recorded_10m_stats_s": took.wall_s, "recorded_10m_stats_anonymous_mib": took.anonymous_mib}
+    for folder in sorted(folder for folder in path.iterdir() if any(folder.glob("*.arrow"))):
+        size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
+        figures[f"recorded_bytes_a_token_{folder.name}"] = size / counted
+    return figures
+
+
 def measure(folder: Path, quick: bool) -> dict[str, float]:
-    figures = measure_commits(folder, 200 if quick else 2000)
-    return figures | measure_reading(folder, 5_000 if quick else 50_000, 400)
+    source = read_source(500_000 if quick else 3_000_000)
+    figures = measure_commits(folder, 100 if quick else 1000)
+    started = time.perf_counter()
+    runs = make_runs(folder, source, sizes_of(quick))
+    figures["made_mtok_per_s"] = max(runs) / (time.perf_counter() - started)
+    recorded = {}
+    for size in (1, 10):
+        part = write_part(folder / f"recorded-part-{size}", source, range(size), recorded=True)
+        recorded[size] = link_run(folder / f"recorded-{size}", [part])
+    figures |= measure_tree(folder, recorded[1], 40 if quick else 300)
+    figures |= measure_recorded(recorded[10])
+    figures |= measure_scan(folder, runs[10 if quick else 100], runs[1 if quick else 10])
+    return figures | measure_counting(runs)
 
 
 if __name__ == "__main__":
