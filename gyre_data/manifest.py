@@ -3,6 +3,9 @@
 `manifest/00000007.json` names every sealed segment (size, rows, CRC-32) and every open one. A reader takes the highest
 number and nothing else for truth. Number N + 1 is created by linking a finished temporary file to its name, which fails
 if the name exists; so two writers can never both publish the same number, and nobody sees half a manifest.
+
+A manifest may also name executions that were removed: their rows are still in the segments, but nobody may show them.
+Such a manifest says major 2, so that a reader that does not know of removals refuses it instead of showing them.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,21 @@ from .errors import CorruptError, DataError, SchemaError
 from .schema import MAJOR, MINOR, TABLES
 from .segment import Sealed, fsync_folder
 
-__all__ = ["EMPTY", "FOLDER", "Manifest", "is_recording", "manifest_path", "newest", "numbers", "publish", "read"]
+__all__ = [
+    "EMPTY",
+    "FOLDER",
+    "Manifest",
+    "is_recording",
+    "manifest_path",
+    "newest",
+    "numbers",
+    "parse",
+    "publish",
+    "read",
+]
 
 FOLDER = "manifest"
+_REMOVALS_MAJOR = 2  # of a manifest that names removed executions; every other one stays at MAJOR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +50,10 @@ class Manifest:
     created_at: str
     sealed: Mapping[str, tuple[Sealed, ...]] = field(default_factory=dict)
     open: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    """Executions whose rows nobody may show, sorted."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    """Highest segment number that each writer ever used here: names are never used twice, even of files long gone."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -52,13 +71,14 @@ class Manifest:
         return self._with(table, (*done, sealed) if sealed else done, rest)
 
     def _with(self, table: str, sealed: tuple[Sealed, ...], open_: tuple[str, ...]) -> Manifest:
-        return Manifest(
-            number=self.number,
-            writer=self.writer,
-            created_at=self.created_at,
-            sealed={**self.sealed, table: sealed},
-            open={**self.open, table: open_},
-        )
+        return replace(self, sealed={**self.sealed, table: sealed}, open={**self.open, table: open_})
+
+    def stems(self) -> Iterator[tuple[str, str]]:
+        """(table, stem) of every segment named, sealed or open."""
+        for table, segments in self.sealed.items():
+            yield from ((table, one.name.removesuffix(".arrow")) for one in segments)
+        for table, stems in self.open.items():
+            yield from ((table, stem) for stem in stems)
 
 
 EMPTY = Manifest(number=0, writer="", created_at="")
@@ -104,12 +124,14 @@ def publish(run: Path, change: Callable[[Manifest], Manifest], writer: str) -> M
         while True:
             base = newest(run) or EMPTY
             wanted = change(base)
-            made = Manifest(
+            made = replace(
+                wanted,
                 number=base.number + 1,
                 writer=writer,
                 created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
                 sealed={t: s for t, s in wanted.sealed.items() if s},
                 open={t: s for t, s in wanted.open.items() if s},
+                used=_used(wanted),
             )
             _write(temporary, _dump(made))
             try:
@@ -120,6 +142,15 @@ def publish(run: Path, change: Callable[[Manifest], Manifest], writer: str) -> M
             return made
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _used(manifest: Manifest) -> dict[str, int]:
+    used = dict(manifest.used)
+    for _, stem in manifest.stems():
+        writer, _, number = stem.rpartition("-")
+        if number.isdigit():
+            used[writer] = max(used.get(writer, 0), int(number))
+    return used
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -139,7 +170,7 @@ def _checksum(document: Mapping[str, Any]) -> str:
 def _dump(manifest: Manifest) -> bytes:
     document: dict[str, Any] = {
         "format": "gyre-manifest",
-        "major": MAJOR,
+        "major": _REMOVALS_MAJOR if manifest.removed else MAJOR,
         "minor": MINOR,
         "number": manifest.number,
         "writer": manifest.writer,
@@ -155,14 +186,23 @@ def _dump(manifest: Manifest) -> bytes:
             for table in manifest.tables
         },
     }
+    if manifest.used:
+        document["used"] = dict(manifest.used)
+    if manifest.removed:
+        document["removed"] = list(manifest.removed)
     document["sha256"] = _checksum(document)
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def read(path: Path) -> Manifest:
     """Read one manifest; CorruptError when its checksum or number is wrong, SchemaError for a newer major."""
+    return parse(path.read_bytes(), path)
+
+
+def parse(data: bytes, path: Path) -> Manifest:
+    """The manifest in `data`, as read from `path`; errors as `read`."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(data)
     except ValueError as error:
         raise CorruptError(
             f"{path}: wanted a JSON manifest, got {error}; see `gyre verify {path.parent.parent}`"
@@ -171,9 +211,9 @@ def read(path: Path) -> Manifest:
         raise CorruptError(f"{path}: wanted a manifest of a Gyre run, got other JSON; is this the right folder?")
     if document.get("sha256") != _checksum(document):
         raise CorruptError(f"{path}: its checksum does not match; see `gyre verify {path.parent.parent}`")
-    if document["major"] > MAJOR:
+    if document["major"] > _REMOVALS_MAJOR:
         raise SchemaError(
-            f"{path}: format {document['major']}, this release reads up to {MAJOR}; upgrade gyre-rl to read it"
+            f"{path}: format {document['major']}, this release reads up to {_REMOVALS_MAJOR}; upgrade gyre-rl to read it"
         )
     if document["number"] != int(path.stem):
         raise CorruptError(f"{path}: says it is number {document['number']}; it was copied or renamed")
@@ -184,4 +224,6 @@ def read(path: Path) -> Manifest:
         created_at=document["created_at"],
         sealed={t: tuple(Sealed(**s) for s in v["sealed"]) for t, v in tables.items() if v["sealed"]},
         open={t: tuple(v["open"]) for t, v in tables.items() if v["open"]},
+        removed=tuple(document.get("removed", ())),
+        used=document.get("used", {}),
     )

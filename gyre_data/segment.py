@@ -4,7 +4,8 @@ While it grows, `<stem>.open` holds the bytes of an Arrow IPC *file* without its
 20-byte record for each durable append: end offset (u64), rows (u32), CRC-32 of the bytes since the last record (u32),
 CRC-32 of the sixteen bytes before (u32), little-endian. A row exists if and only if its record and all records before
 it check out; the check comes before Arrow sees a byte, because Arrow takes flipped bits and zero-filled tails for data.
-Sealing adds the footer, checks the whole file, and renames it to `<stem>.arrow`.
+Sealing adds the footer, checks the whole file, and renames it to `<stem>.arrow`; the log stays beside it as `<stem>.crc`,
+so that damage to a sealed file is known commit by commit.
 
 Guarantee: an append is all or nothing. After an OSError the segment takes no further append, and what was committed
 stays readable.
@@ -18,7 +19,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,11 @@ __all__ = [
     "encode_record",
     "fsync_folder",
     "later_records",
+    "map_file",
     "open_sealed",
     "read_log",
     "read_open",
+    "read_sealed",
     "write_sealed",
 ]
 
@@ -314,34 +317,57 @@ def _parse(
     return schema, batches
 
 
+def map_file(path: Path) -> pa.Buffer:
+    """The bytes of a file, memory-mapped. They stay readable when the file is removed, and hold no descriptor."""
+    if not path.stat().st_size:
+        return pa.py_buffer(b"")
+    with pa.memory_map(str(path), "r") as mapped:
+        return mapped.read_buffer()
+
+
 def open_sealed(path: Path, sealed: Sealed, *, full: bool = False) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    """Schema and batches of a sealed segment, viewing the memory-mapped file.
+    """Schema and batches of a sealed segment, viewing the memory-mapped file; errors as `read_sealed`."""
+    return read_sealed(map_file(path), sealed, str(path), full=full)
+
+
+def read_sealed(
+    data: pa.Buffer, sealed: Sealed, where: str, *, full: bool = False
+) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Schema and batches of a sealed segment, viewing `data` (a compressed one is unpacked).
 
     The size is always held against the manifest, and every batch's structure is validated, so that damaged offsets
     raise CorruptError instead of reading outside the file. `full` also checks the CRC of every byte.
     """
+    _check_bytes(data, sealed, where, full=full)
+    batches: list[pa.RecordBatch] = []
     try:
-        size = path.stat().st_size
-        if size != sealed.num_bytes:
-            raise CorruptError(f"{path}: wanted {sealed.num_bytes} bytes, found {size}; restore the file from a copy")
-        mapped = pa.memory_map(str(path), "r")
-        if full and (crc32 := zlib.crc32(memoryview(mapped.read_buffer()))) != sealed.crc32:
-            raise CorruptError(
-                f"{path}: wanted CRC-32 {sealed.crc32:08x}, got {crc32:08x}: bytes changed after sealing; "
-                "restore the file from a copy"
-            )
-        reader = pa.ipc.open_file(mapped)
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        for batch in batches:
-            batch.validate(full=True)
-    except pa.ArrowException as error:
-        raise CorruptError(
-            f"{path}: wanted an Arrow file, got damage ({error}); restore the file from a copy"
-        ) from error
-    num_rows = sum(batch.num_rows for batch in batches)
-    if num_rows != sealed.num_rows:
-        raise CorruptError(f"{path}: wanted {sealed.num_rows} rows, found {num_rows}; restore the file from a copy")
+        reader = pa.ipc.open_file(pa.BufferReader(data))
+        for number in range(reader.num_record_batches):
+            batches.append(reader.get_batch(number))
+            batches[-1].validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(where, error) from error
+    _check_rows(sum(batch.num_rows for batch in batches), sealed, where)
     return reader.schema, batches
+
+
+def _check_bytes(data: pa.Buffer, sealed: Sealed, where: str, *, full: bool) -> None:
+    if data.size != sealed.num_bytes:
+        raise CorruptError(f"{where}: wanted {sealed.num_bytes} bytes, found {data.size}; restore the file from a copy")
+    if full and (crc32 := zlib.crc32(memoryview(data))) != sealed.crc32:
+        raise CorruptError(
+            f"{where}: wanted CRC-32 {sealed.crc32:08x}, got {crc32:08x}: bytes changed after sealing; "
+            "restore the file from a copy"
+        )
+
+
+def _check_rows(num_rows: int, sealed: Sealed, where: str) -> None:
+    if num_rows != sealed.num_rows:
+        raise CorruptError(f"{where}: wanted {sealed.num_rows} rows, found {num_rows}; restore the file from a copy")
+
+
+def _damaged(where: str, error: Exception) -> CorruptError:
+    return CorruptError(f"{where}: wanted an Arrow file, got damage ({error}); restore the file from a copy")
 
 
 def adopt_sealed(path: Path) -> Sealed:
@@ -358,27 +384,65 @@ def adopt_sealed(path: Path) -> Sealed:
     return sealed
 
 
-def write_sealed(path: Path, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> Sealed:
-    """Write a finished segment of `batches` beside its final name, check it, and rename it into place."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    tap = _Tap()
+def write_sealed(
+    path: Path,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    codec: str | None = None,
+    until_bytes: int | None = None,
+) -> Sealed:
+    """Write a finished segment of `batches` beside its final name, check it, and rename it into place.
+
+    One record of the log beside it covers one batch. `codec` ("lz4" or "zstd") compresses every buffer; with
+    `until_bytes` no further batch is taken once the file is that long.
+    """
+    temporary, log_path = path.with_name(f".{path.name}.tmp"), path.with_suffix(".crc")
+    tap, log = _Tap(), bytearray()
     fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    crc32 = end = 0
+    crc32 = end = num_rows = 0
     try:
-        with pa.ipc.new_file(tap, schema) as writer:
+        with pa.ipc.new_file(tap, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
             for batch in batches:
                 writer.write_batch(batch)
                 data = tap.take()
                 _write_all(fd, data, end)
-                crc32, end = zlib.crc32(data, crc32), end + len(data)
+                crc32, end, num_rows = zlib.crc32(data, crc32), end + len(data), num_rows + batch.num_rows
+                log += encode_record(end, batch.num_rows, zlib.crc32(data))
+                if until_bytes is not None and end >= until_bytes:
+                    break
         data = tap.take()
         _write_all(fd, data, end)
         os.fsync(fd)
     finally:
         os.close(fd)
     crc32, end = zlib.crc32(data, crc32), end + len(data)
-    sealed = Sealed(name=path.name, num_bytes=end, num_rows=sum(b.num_rows for b in batches), crc32=crc32)
-    open_sealed(temporary, sealed, full=True)
+    sealed = Sealed(name=path.name, num_bytes=end, num_rows=num_rows, crc32=crc32)
+    _check_written(temporary, sealed)
+    _write_whole(log_path, bytes(log))
     os.rename(temporary, path)
     fsync_folder(path.parent)
     return sealed
+
+
+def _check_written(path: Path, sealed: Sealed) -> None:
+    """`open_sealed` with `full`, but keeping no batch: a compressed file may unpack to many times its size."""
+    data = map_file(path)
+    _check_bytes(data, sealed, str(path), full=True)
+    reader, num_rows = pa.ipc.open_file(pa.BufferReader(data)), 0
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        batch.validate(full=True)
+        num_rows += batch.num_rows
+    _check_rows(num_rows, sealed, str(path))
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    try:
+        _write_all(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)

@@ -334,9 +334,12 @@ class RunWriter:
 
         manifests.publish(self.path, change, self.writer)
         for (name, stem), sealed in done.items():
+            log = self.path / name / f"{stem}.commit"
             if sealed is None:
                 (self.path / name / f"{stem}.open").unlink()
-            (self.path / name / f"{stem}.commit").unlink()
+                log.unlink()
+            else:
+                os.rename(log, log.with_suffix(".crc"))
 
     def close(self) -> None:
         """Commit, seal, and let go of the folder. The lock is released even when that fails."""
