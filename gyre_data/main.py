@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
     "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),
     "score": ("gyre_data.show.commands", "score", "Append an evaluator's verdict to an execution."),
+    "compact": ("gyre_data.folder_commands", "compact", "Rewrite a run as few large files, maybe compressed."),
     "train": ("gyre_train.commands", "train", "Train on recorded runs."),
 }
 

@@ -73,6 +73,11 @@ class Manifest:
     def _with(self, table: str, sealed: tuple[Sealed, ...], open_: tuple[str, ...]) -> Manifest:
         return replace(self, sealed={**self.sealed, table: sealed}, open={**self.open, table: open_})
 
+    def replaced(self, tables: Mapping[str, tuple[Sealed, ...]], removed: tuple[str, ...]) -> Manifest:
+        """This manifest with `tables` holding exactly these sealed segments, and `removed` executions hidden."""
+        still_open = {table: stems for table, stems in self.open.items() if table not in tables}
+        return replace(self, sealed={**self.sealed, **tables}, open=still_open, removed=removed)
+
     def stems(self) -> Iterator[tuple[str, str]]:
         """(table, stem) of every segment named, sealed or open."""
         for table, segments in self.sealed.items():
@@ -131,7 +136,7 @@ def publish(run: Path, change: Callable[[Manifest], Manifest], writer: str) -> M
                 created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
                 sealed={t: s for t, s in wanted.sealed.items() if s},
                 open={t: s for t, s in wanted.open.items() if s},
-                used=_used(wanted),
+                used=_used(base, wanted),
             )
             _write(temporary, _dump(made))
             try:
@@ -144,12 +149,15 @@ def publish(run: Path, change: Callable[[Manifest], Manifest], writer: str) -> M
         temporary.unlink(missing_ok=True)
 
 
-def _used(manifest: Manifest) -> dict[str, int]:
-    used = dict(manifest.used)
-    for _, stem in manifest.stems():
-        writer, _, number = stem.rpartition("-")
-        if number.isdigit():
-            used[writer] = max(used.get(writer, 0), int(number))
+def _used(*known: Manifest) -> dict[str, int]:
+    used: dict[str, int] = {}
+    for one in known:
+        for writer, number in one.used.items():
+            used[writer] = max(used.get(writer, 0), number)
+        for _, stem in one.stems():
+            writer, _, digits = stem.rpartition("-")
+            if digits.isdigit():
+                used[writer] = max(used.get(writer, 0), int(digits))
     return used
 
 
@@ -211,9 +219,10 @@ def parse(data: bytes, path: Path) -> Manifest:
         raise CorruptError(f"{path}: wanted a manifest of a Gyre run, got other JSON; is this the right folder?")
     if document.get("sha256") != _checksum(document):
         raise CorruptError(f"{path}: its checksum does not match; see `gyre verify {path.parent.parent}`")
-    if document["major"] > _REMOVALS_MAJOR:
+    known = _REMOVALS_MAJOR if document.get("removed") else MAJOR
+    if document["major"] > known:
         raise SchemaError(
-            f"{path}: format {document['major']}, this release reads up to {_REMOVALS_MAJOR}; upgrade gyre-rl to read it"
+            f"{path}: format {document['major']}, this release reads up to {known}; upgrade gyre-rl to read it"
         )
     if document["number"] != int(path.stem):
         raise CorruptError(f"{path}: says it is number {document['number']}; it was copied or renamed")

@@ -2,11 +2,13 @@
 
 A `Run` is a snapshot: the newest manifest, its sealed segments, and its open segments up to their last good commit
 record. `refresh` moves it on. Within a snapshot every call's nodes and blobs are there, because they were synced before
-the call and are looked for after it. Columns are views of the memory-mapped files; nothing is copied.
+the call and are looked for after it. Columns are views of the memory-mapped files; nothing is copied. Every file of a
+snapshot is mapped when the snapshot is taken, so it stays readable when a compaction removes the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -18,9 +20,10 @@ import pyarrow as pa
 
 from . import manifest as manifests
 from .errors import ConfigError, CorruptError, SchemaError
+from .removed import nodes_of, visible
 from .schema import arrow_schema, conform
 from .schema import table as declared_table
-from .segment import OpenSegment, Sealed, open_sealed, read_open
+from .segment import OpenSegment, Sealed, map_file, read_open, read_sealed
 
 if TYPE_CHECKING:
     from .execution import Execution
@@ -55,12 +58,16 @@ Batches = tuple[pa.Schema, list[pa.RecordBatch]]
 class Run:
     """A snapshot of a run folder, read-only. Get one with `open`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, pinned: int | None = None) -> None:
+        """Snapshot of the newest manifest, or for ever of the one whose number is `pinned`."""
         self.path = path
+        self._pinned = pinned
         self._manifest = manifests.EMPTY
+        self._maps: dict[tuple[str, str], pa.Buffer] = {}
         self._open: dict[tuple[str, str], OpenSegment] = {}
         self._sealed: dict[tuple[str, str], Batches] = {}
         self._tables: dict[str, pa.Table] = {}
+        self._hidden: pa.Array | None = None
         self._blob_rows: dict[str, int] | None = None
         self.refresh()
 
@@ -96,15 +103,16 @@ class Run:
     def refresh(self) -> bool:
         """Take a new snapshot; True if anything was added. Only what is new is read and checked."""
         for attempt in range(_RETRIES):
-            current = manifests.newest(self.path)
+            current = self._current()
             if current is None:
                 raise ConfigError(f"{self.path}: wanted a run folder, found no manifest in it; see `gyre ls`")
             try:
                 found = self._read_open(current)
+                maps = self._map_sealed(current)
                 # A call that was committed meanwhile may rest on a segment that only the next manifest names.
-                if manifests.numbers(self.path)[-1] != current.number and attempt < _RETRIES - 1:
+                if not self._is_newest(current.number) and attempt < _RETRIES - 1:
                     continue
-                return self._take(current, found)
+                return self._take(current, found, maps)
             except FileNotFoundError as error:
                 # Sealed or recovered since the manifest was read: the next one names it.
                 if attempt == _RETRIES - 1:
@@ -115,13 +123,41 @@ class Run:
                 time.sleep(_RETRY_S)
         raise AssertionError("the last attempt returns or raises")
 
-    def _take(self, current: manifests.Manifest, found: dict[tuple[str, str], OpenSegment]) -> bool:
+    def _current(self) -> manifests.Manifest | None:
+        if self._pinned is None:
+            return manifests.newest(self.path)
+        return manifests.read(manifests.manifest_path(self.path, self._pinned))
+
+    def _is_newest(self, number: int) -> bool:
+        return self._pinned is not None or manifests.numbers(self.path)[-1] == number
+
+    def _map(self, table: str, sealed: Sealed) -> pa.Buffer:
+        return map_file(self.path / table / sealed.name)
+
+    def _map_sealed(self, current: manifests.Manifest) -> dict[tuple[str, str], pa.Buffer]:
+        """Every sealed file, mapped. One that is gone is left out: whoever wants its table is told."""
+        maps: dict[tuple[str, str], pa.Buffer] = {}
+        for name, segments in current.sealed.items():
+            for sealed in segments:
+                known = self._maps.get((name, sealed.name))
+                with contextlib.suppress(FileNotFoundError):
+                    maps[name, sealed.name] = self._map(name, sealed) if known is None else known
+        return maps
+
+    def _take(
+        self,
+        current: manifests.Manifest,
+        found: dict[tuple[str, str], OpenSegment],
+        maps: dict[tuple[str, str], pa.Buffer],
+    ) -> bool:
         changed = current.number != self._manifest.number or any(
             key not in self._open or self._open[key].end != part.end for key, part in found.items()
         )
         if changed:
-            self._manifest, self._open = current, found
+            self._manifest, self._open, self._maps = current, found, maps
+            self._sealed = {key: batches for key, batches in self._sealed.items() if key in maps}
             self._tables.clear()
+            self._hidden = None
             self._blob_rows = None
         return changed
 
@@ -146,26 +182,34 @@ class Run:
         Never joined into one chunk: the chunks view the files. Raises CorruptError or SchemaError.
         """
         if name not in self._tables:
-            declared_table(name)
-            parts = [self._open_sealed(name, sealed) for sealed in self._manifest.sealed.get(name, ())]
-            for stem in self._manifest.open.get(name, ()):
-                part = self._open[name, stem]
-                if part.schema is not None:
-                    parts.append((part.schema, list(part.batches)))
-            tables = [conformed(name, schema, batches) for schema, batches in parts]
-            self._tables[name] = pa.concat_tables(tables) if tables else arrow_schema(name).empty_table()
+            self._tables[name] = visible(name, self._stored(name), self._manifest.removed, self._hidden_nodes)
         return self._tables[name]
+
+    def _stored(self, name: str) -> pa.Table:
+        """All rows that the files hold, those of removed executions too."""
+        declared_table(name)
+        parts = [self._open_sealed(name, sealed) for sealed in self._manifest.sealed.get(name, ())]
+        for stem in self._manifest.open.get(name, ()):
+            part = self._open[name, stem]
+            if part.schema is not None:
+                parts.append((part.schema, list(part.batches)))
+        tables = [conformed(name, schema, batches) for schema, batches in parts]
+        return pa.concat_tables(tables) if tables else arrow_schema(name).empty_table()
+
+    def _hidden_nodes(self) -> pa.Array:
+        if self._hidden is None:
+            self._hidden = nodes_of(self._stored("nodes"), self._manifest.removed)
+        return self._hidden
 
     def _open_sealed(self, name: str, sealed: Sealed) -> Batches:
         key = (name, sealed.name)
         if key not in self._sealed:
-            path = self.path / name / sealed.name
-            try:
-                self._sealed[key] = open_sealed(path, sealed)
-            except FileNotFoundError:
+            where = f"{self.path / name / sealed.name}"
+            if key not in self._maps:
                 raise CorruptError(
-                    f"{path}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
-                ) from None
+                    f"{where}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
+                )
+            self._sealed[key] = read_sealed(self._maps[key], sealed, where)
         return self._sealed[key]
 
     def blob(self, blob_id: str) -> bytes:

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAJOR = 1
-MINOR = 1
+MINOR = 2
 
 
 class _OnDisk(StrEnum):

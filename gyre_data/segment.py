@@ -4,8 +4,8 @@ While it grows, `<stem>.open` holds the bytes of an Arrow IPC *file* without its
 20-byte record for each durable append: end offset (u64), rows (u32), CRC-32 of the bytes since the last record (u32),
 CRC-32 of the sixteen bytes before (u32), little-endian. A row exists if and only if its record and all records before
 it check out; the check comes before Arrow sees a byte, because Arrow takes flipped bits and zero-filled tails for data.
-Sealing adds the footer, checks the whole file, and renames it to `<stem>.arrow`; the log stays beside it as `<stem>.crc`,
-so that damage to a sealed file is known commit by commit.
+Sealing adds the footer, checks the whole file, and renames it to `<stem>.arrow`. The log stays beside it as
+`<stem>.crc`, so that damage to a sealed file is known commit by commit.
 
 Guarantee: an append is all or nothing. After an OSError the segment takes no further append, and what was committed
 stays readable.
@@ -37,6 +37,7 @@ __all__ = [
     "Sealed",
     "SegmentWriter",
     "adopt_sealed",
+    "check_bytes",
     "encode_record",
     "fsync_folder",
     "later_records",
@@ -338,7 +339,7 @@ def read_sealed(
     The size is always held against the manifest, and every batch's structure is validated, so that damaged offsets
     raise CorruptError instead of reading outside the file. `full` also checks the CRC of every byte.
     """
-    _check_bytes(data, sealed, where, full=full)
+    check_bytes(data, sealed, where, full=full)
     batches: list[pa.RecordBatch] = []
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
@@ -351,7 +352,8 @@ def read_sealed(
     return reader.schema, batches
 
 
-def _check_bytes(data: pa.Buffer, sealed: Sealed, where: str, *, full: bool) -> None:
+def check_bytes(data: pa.Buffer, sealed: Sealed, where: str, *, full: bool) -> None:
+    """CorruptError unless `data` has the size, and with `full` the CRC-32, that the manifest says."""
     if data.size != sealed.num_bytes:
         raise CorruptError(f"{where}: wanted {sealed.num_bytes} bytes, found {data.size}; restore the file from a copy")
     if full and (crc32 := zlib.crc32(memoryview(data))) != sealed.crc32:
@@ -428,7 +430,7 @@ def write_sealed(
 def _check_written(path: Path, sealed: Sealed) -> None:
     """`open_sealed` with `full`, but keeping no batch: a compressed file may unpack to many times its size."""
     data = map_file(path)
-    _check_bytes(data, sealed, str(path), full=True)
+    check_bytes(data, sealed, str(path), full=True)
     reader, num_rows = pa.ipc.open_file(pa.BufferReader(data)), 0
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)

@@ -27,7 +27,8 @@ from .arrays import table_of, to_batches
 from .errors import CaptureError, ConfigError, GyreError
 from .lock import FolderLock
 from .reader import READ_ORDER, Run, read_info
-from .recovery import QUARANTINE, Recovered, leftovers, recover
+from .recovery import Recovered, leftovers, recover
+from .rewrite import REWRITERS, last_sequence
 from .schema import MAJOR, MINOR, TABLES
 from .segment import Sealed, SegmentWriter, fsync_folder
 from .types import Blob
@@ -77,6 +78,8 @@ class RunWriter:
         """
         if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", writer):
             raise ConfigError(f"wanted a writer name of letters, digits and _, got {writer!r}; it becomes a file name")
+        if writer in REWRITERS:
+            raise ConfigError(f"wanted a writer name of your own, got {writer!r}; changes of a folder use it")
         self.path, self.writer = Path(path), writer
         if not create and not manifests.numbers(self.path):
             raise ConfigError(f"wanted a run folder, {path} holds no manifest; record one first")
@@ -104,7 +107,7 @@ class RunWriter:
                 manifests.publish(self.path, lambda base: base, writer)
             if lock and not (self.path / "run.json").exists():
                 self.update_info({})
-            self._sequence = _last_sequence(self.path, writer)
+            self._sequence = last_sequence(self.path, writer)
             self._blobs = _known_blobs(self.path)
         except BaseException:
             self._release()
@@ -389,19 +392,6 @@ class RunWriter:
         os.rename(temporary, path)
         fsync_folder(self.path)
         return info
-
-
-def _last_sequence(run: Path, writer: str) -> int:
-    """Highest segment number that `writer` ever used here, so that no name is used twice."""
-    current = manifests.newest(run) or manifests.EMPTY
-    names = [stem for stems in current.open.values() for stem in stems]
-    names += [sealed.name for many in current.sealed.values() for sealed in many]
-    for folder in (run, run / QUARANTINE):
-        for sub in folder.iterdir() if folder.exists() else ():
-            if sub.is_dir() and sub.name in TABLES:
-                names += os.listdir(sub)
-    pattern = re.compile(re.escape(writer) + r"-(\d+)(\..*)?")
-    return max((int(found[1]) for name in names if (found := pattern.fullmatch(name))), default=0)
 
 
 def _known_blobs(run: Path) -> set[bytes]:

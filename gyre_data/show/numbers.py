@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DASH", "amount", "count", "dollars", "duration", "ratio", "share"]
+__all__ = ["DASH", "amount", "count", "dollars", "duration", "file_size", "ratio", "share"]
 
 DASH = "-"
 
@@ -55,3 +55,15 @@ def duration(seconds: float | None) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes}m{rest:02d}" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}"
+
+
+def file_size(num_bytes: int | None) -> str:
+    """940 B, 6.8 KiB, 121 MiB."""
+    if num_bytes is None:
+        return DASH
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1023.5 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.1f} {unit}" if unit != "B" and abs(size) < 9.95 else f"{size:,.0f} {unit}"

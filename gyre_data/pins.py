@@ -1,0 +1,131 @@
+"""Tags and leases: manifests whose files must stay, though newer manifests no longer name them.
+
+A tag is a dataset version: `tags/NAME.json` names a manifest for as long as the file is there. A lease lasts as long as
+the process that took it: a file in `leases/`, locked by its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from . import manifest as manifests
+from .errors import ConfigError, CorruptError
+from .lock import is_locked
+from .segment import fsync_folder
+
+__all__ = ["LEASES", "TAGS", "Tag", "find_tag", "lease", "leased", "pinned_manifests", "tags", "write_tag"]
+
+TAGS, LEASES = "tags", "leases"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tag:
+    """A dataset version: a name for manifest `manifest` of a run."""
+
+    name: str
+    manifest: int
+    created_at: str
+    note: str | None = None
+
+
+def write_tag(run: Path, name: str, manifest: int, note: str | None = None) -> Tag:
+    """Name a manifest, for ever or until the tag is removed; ConfigError when the name is taken."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"wanted a tag of letters, digits, dot, dash and _, got {name!r}; it becomes a file name")
+    made = Tag(name=name, manifest=manifest, created_at=datetime.now(UTC).isoformat(timespec="seconds"), note=note)
+    folder = run / TAGS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    temporary = folder / f".{secrets.token_hex(6)}.tmp"
+    try:
+        _write(temporary, {"format": "gyre-tag", **asdict(made)})
+        os.link(temporary, folder / f"{name}.json")
+    except FileExistsError:
+        there = find_tag(run, name).manifest
+        raise ConfigError(
+            f"{run}: wanted to tag manifest {manifest} as {name}, that tag names manifest {there}; take another name"
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(folder)
+    fsync_folder(run)
+    return made
+
+
+def _write(path: Path, document: dict[str, object]) -> None:
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(fd)
+
+
+def tags(run: Path) -> list[Tag]:
+    """All tags of a run, by name."""
+    folder = run / TAGS
+    names = sorted(path.stem for path in folder.glob("[!.]*.json")) if folder.is_dir() else []
+    return [find_tag(run, name) for name in names]
+
+
+def find_tag(run: Path, name: str) -> Tag:
+    """The tag `name`; ConfigError that lists the tags when there is none."""
+    path = run / TAGS / f"{name}.json"
+    try:
+        said = json.loads(path.read_bytes())
+        return Tag(name=name, manifest=said["manifest"], created_at=said["created_at"], note=said.get("note"))
+    except FileNotFoundError:
+        known = ", ".join(one.stem for one in sorted((run / TAGS).glob("[!.]*.json"))) or "none"
+        raise ConfigError(f"{run}: wanted the tag {name}, it has {known}; make one with `gyre tag`") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"{path}: wanted a tag, got {error!r}; remove the file and tag again") from error
+
+
+@contextmanager
+def lease(run: Path, manifest: int) -> Iterator[None]:
+    """Keep the files of a manifest in their place until the block ends or the process dies.
+
+    For readers that other hosts or processes take over from by file name; a `Run` in one process needs none, since it
+    holds its files mapped.
+    """
+    folder = run / LEASES
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{os.getpid()}-{secrets.token_hex(6)}.json"
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, json.dumps({"format": "gyre-lease", "manifest": manifest, "pid": os.getpid()}).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def leased(run: Path) -> list[int]:
+    """Manifest numbers that living processes hold; files of dead ones are removed."""
+    folder = run / LEASES
+    held: list[int] = []
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        if not is_locked(path):
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            held.append(int(json.loads(path.read_bytes())["manifest"]))
+        except (FileNotFoundError, ValueError):
+            held += manifests.numbers(run)[:1]  # being taken this instant: nothing older can be wanted
+    return held
+
+
+def pinned_manifests(run: Path) -> list[manifests.Manifest]:
+    """The manifests that tags and leases name."""
+    wanted = {*(tag.manifest for tag in tags(run)), *leased(run)}
+    return [manifests.read(manifests.manifest_path(run, number)) for number in sorted(wanted)]
