@@ -24,7 +24,7 @@ _EXPORTS: dict[str, str] = {
     "list_runs": "listing",
     "open": "store",
     "score": "scores",
-    "stats": "counts",
+    "stats": "run_stats",
 }
 
 __all__ = sorted(_EXPORTS)

@@ -1,4 +1,4 @@
-"""Counts over trees and runs: how much is recorded, shared, lost and trainable. `gyre stats` shows them.
+"""Counts over trees: how much is recorded, shared, lost and trainable.
 
 Definitions, so that two people count the same:
 - a *message node* renders a message or is a sampled output; generation prompts and template nodes are left out;
@@ -14,26 +14,19 @@ Definitions, so that two people count the same:
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime
-from typing import Any, cast
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
 from .eligible import candidates, eligibility
-from .execution import ExecutionInfo, executions
-from .hosted import Hosted, Prices, hosted
 from .links import SUMMARIES
 from .ownership import keep
-from .schema import Author, BranchReason, CallStatus, DeliveryState, NodeKind, ScoreStatus
-from .scores import scores_by_execution
+from .schema import Author, BranchReason, CallStatus, DeliveryState, NodeKind
 from .tree import Forest, Tables, Tree
-from .types import Score
 
-__all__ = ["EvaluatorCounts", "Stats", "TreeCounts", "count_tree", "stats"]
+__all__ = ["TreeCounts", "count_run", "count_tree"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,119 +199,9 @@ def _version_tokens(tree: Tree) -> Counter[str]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluatorCounts:
-    """Verdicts of one evaluator and version; `mean` is over the values of its scored rows."""
-
-    evaluator: str
-    scored: int
-    failed: int
-    skipped: int
-    partial: int
-    mean: float | None
-    minimum: float | None
-    maximum: float | None
-    first_failed_at: datetime | None
-    last_failed_at: datetime | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stats:
-    """Counts of one or more runs."""
-
-    executions: int
-    by_state: dict[str, int]
-    """running, scored, evaluator_failed (tried, never scored), unscored."""
-    end_reasons: dict[str, int]
-    tasks: int
-    groups: int
-    duration_p50_s: float | None
-    """Median time from start to end, over ended executions."""
-    evaluators: tuple[EvaluatorCounts, ...]
-    trees: TreeCounts
-    j_max: int | None
-    hosted: Hosted | None = None
-    """What hosted APIs used and cost; None when every call went to our own engines."""
-
-    @property
-    def sharing(self) -> float | None:
-        """Expanded tokens per distinct token."""
-        return self.trees.sharing
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `--json`; what is not known is null."""
-        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("evaluators", "trees", "hosted")}
-        out |= self.trees.to_json()
-        out["hosted"] = asdict(self.hosted) if self.hosted else None
-        times = ("first_failed_at", "last_failed_at")
-        told = [asdict(evaluator) for evaluator in self.evaluators]
-        out["evaluators"] = [{**one, **{name: one[name] and one[name].isoformat() for name in times}} for one in told]
-        return out
-
-
-def stats(runs: Tables | Sequence[Tables], *, j_max: int | None = 5, prices: Prices | None = None) -> Stats:
-    """Count what one or more runs hold; `prices` are for hosted models, None takes the release's own table."""
-    every: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
-    known: list[ExecutionInfo] = []
-    states: Counter[str] = Counter()
-    rows: list[Score] = []
-    total = TreeCounts()
-    groups: set[tuple[int, str]] = set()
-    for number, run in enumerate(every):
-        forest, scores = Forest(run), scores_by_execution(run)
-        for info in executions(run).values():
-            known.append(info)
-            states[_state(info, scores.get(info.execution_id, ()))] += 1
-            if info.group_id is not None:
-                groups.add((number, info.group_id))
-            if info.execution_id in forest:
-                total += count_tree(forest.tree(info.execution_id), j_max=j_max)
-        rows += [row for found in scores.values() for row in found]
-    bills = [bill for run in every if (bill := hosted(run, prices)) is not None]
-    took = [(e.ended_at - e.started_at).total_seconds() for e in known if e.ended_at and e.started_at]
-    return Stats(
-        executions=len(known),
-        by_state=dict(states),
-        end_reasons=dict(Counter(str(e.end_reason or "unknown") for e in known if not e.running)),
-        tasks=len({e.task_id for e in known if e.task_id is not None}),
-        groups=len(groups),
-        duration_p50_s=float(np.median(took)) if took else None,
-        evaluators=_evaluators(rows),
-        trees=total,
-        j_max=j_max,
-        hosted=sum(bills, Hosted()) if bills else None,
-    )
-
-
-def _state(info: ExecutionInfo, scores: Iterable[Score]) -> str:
-    status = {score.status for score in scores}
-    if ScoreStatus.SCORED in status:
-        return "scored"
-    if info.running:
-        return "running"
-    return "evaluator_failed" if ScoreStatus.FAILED in status else "unscored"
-
-
-def _evaluators(rows: Iterable[Score]) -> tuple[EvaluatorCounts, ...]:
-    by_name: dict[str, list[Score]] = {}
-    for row in rows:
-        version = f"@{row.evaluator_version}" if row.evaluator_version else ""
-        by_name.setdefault(row.evaluator + version, []).append(row)
-    return tuple(_evaluator(name, found) for name, found in sorted(by_name.items()))
-
-
-def _evaluator(name: str, rows: Sequence[Score]) -> EvaluatorCounts:
-    values = [row.value for row in rows if row.value is not None and math.isfinite(row.value)]
-    failed = [row.at for row in rows if row.status == ScoreStatus.FAILED]
-    return EvaluatorCounts(
-        evaluator=name,
-        scored=sum(row.status == ScoreStatus.SCORED for row in rows),
-        failed=len(failed),
-        skipped=sum(row.status == ScoreStatus.SKIPPED for row in rows),
-        partial=sum(bool(row.partial) for row in rows),
-        mean=math.fsum(values) / len(values) if values else None,
-        minimum=min(values, default=None),
-        maximum=max(values, default=None),
-        first_failed_at=min(failed, default=None),
-        last_failed_at=max(failed, default=None),
-    )
+def count_run(run: Tables, *, j_max: int | None = 5) -> TreeCounts:
+    """Count every tree of a run, added up."""
+    forest, total = Forest(run), TreeCounts()
+    for execution_id in forest.execution_ids:
+        total += count_tree(forest.tree(execution_id), j_max=j_max)
+    return total

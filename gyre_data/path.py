@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from .execution import Execution
     from .tree import Tree
 
-__all__ = ["Path", "PathCall", "PathMessage", "Shared", "ToolAnswer"]
+__all__ = ["MINTED_CALL", "Path", "PathCall", "PathMessage", "Shared", "ToolAnswer", "minted_number"]
 
 # Ids of tool calls that a proxy of ours minted name the sampled node and a number within its reply.
-_MINTED = re.compile(r"[a-z]+_(n_[0-9a-f]{20})_([0-9]+)")
+MINTED_CALL = re.compile(r"[a-z]+_(n_[0-9a-f]{20})_([0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,27 +275,29 @@ class Path:
         wanted = value.get("tool_call_id") if isinstance(value, dict) else None
         if not wanted:
             return None
-        minted = _MINTED.fullmatch(str(wanted))
+        minted = MINTED_CALL.fullmatch(str(wanted))
         for message in reversed(before):
             calls = message.value.get("tool_calls") if isinstance(message.value, dict) else None
             for number, call in enumerate(calls or ()):
                 if call.get("id") == wanted:
                     return ToolAnswer(message=message.index, number=number, name=call.get("name"))
             if calls and minted and minted[1] in (self.tree.node_id[message.node], message.copy_of):
-                place = self._number(message, calls, int(minted[2]))
+                wires = {call.wire for call in self.tree.outputs.get(message.node, ())}
+                place = minted_number(message.value, int(minted[2]), anthropic="anthropic" in wires)
                 return ToolAnswer(
                     message=message.index, number=place, name=None if place is None else calls[place].get("name")
                 )
         return None
 
-    def _number(self, message: PathMessage, calls: Sequence[Any], minted: int) -> int | None:
-        """Which call of a reply an id of ours means: its number, or on the Anthropic wire its block's number."""
-        if len(calls) == 1:
-            return 0
-        wires = {call.wire for call in self.tree.outputs.get(message.node, ())}
-        if "anthropic" in wires:
-            minted -= bool(message.value.get("reasoning")) + bool(message.value.get("content"))
-        return minted if 0 <= minted < len(calls) else None
+
+def minted_number(message: Mapping[str, Any], minted: int, *, anthropic: bool) -> int | None:
+    """Which call of a reply an id of ours means: its number, or on the Anthropic wire its block's number."""
+    calls = message.get("tool_calls") or ()
+    if len(calls) == 1:
+        return 0
+    if anthropic:
+        minted -= bool(message.get("reasoning")) + bool(message.get("content"))
+    return minted if 0 <= minted < len(calls) else None
 
 
 def _joined(views: Sequence[Ints]) -> Ints:

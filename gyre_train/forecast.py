@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+
+from gyre_data.model_shapes import shape_of
 
 from .config import TrainingConfig, to_toml
-from .plan import ModelShape, flops
+from .plan import flops
 from .source import load_source, plan_examples
 
-__all__ = ["Forecast", "forecast", "model_shape"]
+__all__ = ["Forecast", "forecast"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,21 +34,10 @@ class Forecast:
     """Forward and backward, by formula."""
 
 
-def model_shape(folder: str | Path) -> ModelShape:
-    """Sizes from a Hugging Face config.json."""
-    hf = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    heads = hf["num_attention_heads"]
-    return ModelShape(
-        num_layers=hf["num_hidden_layers"], hidden=hf["hidden_size"], ffn=hf["intermediate_size"], num_heads=heads,
-        num_kv_heads=hf.get("num_key_value_heads") or heads, vocab=hf["vocab_size"],
-        head_dim=hf.get("head_dim") or hf["hidden_size"] // heads,
-    )  # fmt: skip
-
-
 def forecast(config: TrainingConfig) -> Forecast:
     """Admit, choose and lay out every step as training would, and add up what it costs."""
     source = load_source(config)
-    shape = model_shape(config.model.path)
+    shape = shape_of(config.model.path)
     trained: Counter[str] = Counter()
     total: Counter[str] = Counter()  # sums only: the packs of all steps would hold every token there is
     while not config.train.steps or total["steps"] < config.train.steps:

@@ -17,10 +17,12 @@ from enum import StrEnum
 import numpy as np
 
 from gyre_data.errors import ConfigError, DataError
+from gyre_data.forecast import training_flops
+from gyre_data.model_shapes import ModelShape
 from gyre_train.pack import Pack, Piece, TreeInput, lay_out
 from gyre_train.segment_table import Array
 
-__all__ = ["ModelShape", "Plan", "Sharing", "flops", "plan"]
+__all__ = ["Plan", "Sharing", "flops", "plan"]
 
 
 class Sharing(StrEnum):
@@ -30,20 +32,6 @@ class Sharing(StrEnum):
     """Common prefixes once per pack."""
     ROWS = "rows"
     """Every trajectory as a row of its own, each target still trained by its owner: the independent baseline."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelShape:
-    """The sizes of a dense decoder that its cost depends on."""
-
-    num_layers: int
-    hidden: int
-    ffn: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab: int
-    gated: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,15 +65,14 @@ class Plan:
 
 
 def flops(made: Plan, shape: ModelShape) -> int:
-    """Floating-point operations of one forward and backward over the plan (3 forwards; recomputation not counted)."""
-    attention = shape.head_dim * (shape.num_heads * 2 + shape.num_kv_heads * 2)
-    linear = shape.num_layers * shape.hidden * (attention + shape.ffn * (3 if shape.gated else 2))
-    forward = (
-        2 * made.num_packed_tokens * linear
-        + 4 * made.num_pairs * shape.num_layers * shape.num_heads * shape.head_dim
-        + 2 * made.num_logit_rows * shape.hidden * shape.vocab
-    )
-    return 3 * forward
+    """Floating-point operations of one forward and backward over the plan; `gyre_data.forecast` has the formula.
+
+    Sliding windows count as full attention, which is what tree attention computes.
+    """
+    return training_flops(
+        shape, tokens=made.num_packed_tokens, pairs=made.num_pairs, logit_rows=made.num_logit_rows,
+        window_pairs=made.num_pairs,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from gyre_data.breakdown import by_evaluator, by_role
-from gyre_data.counts import stats as count_runs
 from gyre_data.execution import executions, find
 from gyre_data.hosted import Prices
+from gyre_data.run_stats import stats as count_runs
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
 

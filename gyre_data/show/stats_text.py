@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from gyre_data.breakdown import EvaluatorGroup, RoleCounts
-from gyre_data.counts import EvaluatorCounts, Stats, TreeCounts
+from gyre_data.counts import TreeCounts
 from gyre_data.hosted import Hosted
+from gyre_data.run_stats import EvaluatorCounts, Stats
 
 from .numbers import DASH, amount, count, dollars, duration, ratio, share
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from gyre_data.counts import stats
 from gyre_data.errors import CaptureError
 from gyre_data.listing import list_executions
+from gyre_data.run_stats import stats
 from gyre_data.show.outline import outline
 from gyre_data.show.stats_text import stats_lines
 from gyre_data.show.tree_text import tree_lines

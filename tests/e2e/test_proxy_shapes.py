@@ -7,8 +7,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from gyre_data.counts import stats
 from gyre_data.eligible import Reason, eligibility
+from gyre_data.run_stats import stats
 from gyre_data.store import open as open_run
 from gyre_data.tree import Tree
 from gyre_proxy.late_system import system_form

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from gyre_data.counts import stats
 from gyre_data.execution import Execution, executions, short_id
+from gyre_data.run_stats import stats
 from gyre_data.show.outline import outline
 from gyre_data.show.stats_text import stats_lines
 from gyre_data.show.tree_text import tree_lines

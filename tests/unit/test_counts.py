@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from gyre_data.counts import count_tree, stats
+from gyre_data.counts import count_tree
+from gyre_data.run_stats import stats
 from gyre_data.tree import Tree
 from tests.support.forest import Forest
 from tests.support.published_case import CALLS, MESSAGE_NODES, OCCURRENCES, TRAJECTORIES, published_case

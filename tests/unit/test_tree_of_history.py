@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from gyre_data.admission import admit
-from gyre_data.counts import stats
 from gyre_data.execution import Execution
+from gyre_data.run_stats import stats
 from gyre_data.schema import DeliveryState
 from gyre_data.show.outline import outline
 from gyre_data.types import Delivery
