@@ -32,6 +32,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "engine": ("gyre_train.commands", "engine", "Serve a Hugging Face causal LM as a small engine."),
     "ls": ("gyre_data.commands", "ls", "List the executions of a run."),
     "tree": ("gyre_data.show.tree_commands", "tree", "Show an execution as a tree: branches, roles, scores."),
+    "explain": (
+        "gyre_data.show.explain_commands",
+        "explain",
+        "Explain what would be trained on, and why not the rest.",
+    ),
     "stats": ("gyre_data.show.commands", "stats", "Count what is in runs and how much is shared."),
     "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
     "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),

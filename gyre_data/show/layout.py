@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["RULER", "flow", "screen", "show", "wrapped"]
+__all__ = ["RULER", "flow", "print_json", "screen", "show", "wrapped"]
 
 _NARROWEST = 20
 RULER = Console(width=80, no_color=True)
@@ -24,6 +30,19 @@ def show(lines: Iterable[Text], console: Console | None = None) -> None:
     console = console or screen()
     for line in lines:
         console.print(line)
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON for programs: records as objects, times in ISO form, what is not known null."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def flow(parts: Sequence[Text], width: int, *, indent: int = 2) -> Iterator[Text]:

@@ -19,7 +19,7 @@ from gyre_data.store import open as open_run
 from gyre_data.tree import Forest, Tree
 from gyre_data.types import Call
 
-__all__ = ["Target", "find_call", "split_run", "targets"]
+__all__ = ["Target", "find_call", "split_run", "targets", "where_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,12 @@ class Target:
     @property
     def where(self) -> str:
         """The run as the user may write it again."""
-        return str(self.run.path) if self.run.path != SAMPLE else "sample"
+        return where_of(self.run)
+
+
+def where_of(run: Run) -> str:
+    """The run as the user may write it again."""
+    return "sample" if run.path == SAMPLE else str(run.path)
 
 
 def split_run(words: Sequence[str], most: int) -> tuple[Run, list[str]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,7 +13,7 @@ from gyre_data.execution import executions
 from gyre_data.retries import loops as find_loops
 from gyre_data.retries import lost_calls
 
-from .layout import screen, show
+from .layout import print_json, screen, show
 from .outline import outline
 from .path_text import path_json, path_lines
 from .target import Target, split_run, targets
@@ -59,7 +58,7 @@ def tree(
     elif prefix_breaks:
         _breaks(found, tokenizer, as_json)
     elif as_json:
-        _print_json(tree_json(outline(found.execution, j_max=j_max or None)))
+        print_json(tree_json(outline(found.execution, j_max=j_max or None)))
     else:
         _tree(found, j_max or None, depth, every)
 
@@ -82,7 +81,7 @@ def _path(found: Target, full: bool, as_json: bool) -> None:
     call, console = found.call, screen()
     path = found.execution.path(call.call_id)
     if as_json:
-        _print_json(path_json(path))
+        print_json(path_json(path))
         return
     show(path_lines(path, call, short=found.short, where=found.where, width=console.width, full=full), console)
 
@@ -90,7 +89,7 @@ def _path(found: Target, full: bool, as_json: bool) -> None:
 def _retries(found: Target, as_json: bool) -> None:
     lost, loops, console = lost_calls(found.execution.tree), find_loops(found.execution), screen()
     if as_json:
-        _print_json({"lost": [asdict(one) for one in lost], "loops": [asdict(one) for one in loops]})
+        print_json({"lost": [asdict(one) for one in lost], "loops": [asdict(one) for one in loops]})
         return
     show(retry_lines(lost, loops, short=found.short, where=found.where, width=console.width), console)
 
@@ -98,11 +97,7 @@ def _retries(found: Target, as_json: bool) -> None:
 def _breaks(found: Target, tokenizer: str | None, as_json: bool) -> None:
     broken, console = find_breaks(found.execution), screen()
     if as_json:
-        _print_json([asdict(one) for one in broken])
+        print_json([asdict(one) for one in broken])
         return
     decode = decoder(found.run, tokenizer)
     show(break_lines(broken, short=found.short, where=found.where, width=console.width, decode=decode), console)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,336 @@
+"""Why something is trained or not: the rules of admission applied to one run or one execution, told as records.
+
+What is not known is None and never guessed: without the trainer's folder nobody knows in which optimiser step an
+execution was consumed, how many executions that step had (E), or what the trainer's own log-probs were.
+`provenance` tells the same of one call or token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from .admission import Admission, Group, admit
+from .eligible import Candidate, Eligibility, Reason, candidates, eligibility
+from .errors import ConfigError
+from .execution import Execution, ExecutionInfo, executions
+from .ledger import ledger, steps
+from .ownership import AdmittedTrajectory, keep
+from .scores import Reward, evaluator_weights, reward, scores_by_execution
+from .tree import Forest, Tree
+from .types import LedgerRow, Score, Step
+
+__all__ = [
+    "RULES",
+    "Consumed",
+    "ExecutionExplained",
+    "GroupExplained",
+    "LeftOut",
+    "RunExplained",
+    "Trajectory",
+    "Verdict",
+    "explain_execution",
+    "explain_run",
+    "explain_trajectories",
+]
+
+RULES: dict[Reason, str] = {
+    Reason.RUNNING: "an execution that has not ended is not trained",
+    Reason.INFRA_FAULT: "a fault of the infrastructure says nothing about the policy",
+    Reason.NO_CALLS: "no model call was recorded",
+    Reason.NO_ELIGIBLE_OUTPUT: "an output counts when the harness had it and its role is trained",
+    Reason.NOTHING_TRAINABLE: "none of its outputs may enter the loss",
+    Reason.NO_SCORE: "RL needs a verdict: append one with `gyre score`",
+    Reason.EVALUATOR_FAILED: "a failed evaluator is never a zero: score it again",
+    Reason.NOT_A_NUMBER: "a score that is no finite number is no score",
+    Reason.NO_GROUP: "an advantage compares the executions of one group",
+    Reason.GROUP_TOO_SMALL: "a group needs two valid scores to compare",
+    Reason.GROUP_RUNNING: "a group's mean would still change: a member has not ended",
+    Reason.ZERO_VARIANCE: "equal scores teach nothing",
+    Reason.CALL_FAILED: "a failed call gave the harness nothing",
+    Reason.CALL_ABORTED: "an aborted reply is not what the policy would have said",
+    Reason.NO_OUTPUT: "nothing was sampled",
+    Reason.UNDELIVERED: "the harness never had the reply, and nothing goes on from it",
+    Reason.DELIVERY_UNKNOWN: "nobody knows whether the harness had the reply",
+    Reason.ROLE_SIDE: "side calls (titles, classifiers) are never trained",
+    Reason.ROLE_UNKNOWN: "whose call it is is not known, so it is never trained",
+    Reason.HOSTED: "a hosted API gives no token ids: only SFT on the text",
+    Reason.REDACTED: "its context lost token ids with a secret",
+    Reason.NO_LOGPROBS: "RL needs the log-probs of the policy that sampled; SFT does not",
+    Reason.LOGPROB_NOT_FINITE: "a log-prob that is no finite number cannot enter the loss",
+    Reason.TEMPERATURE_UNKNOWN: "log-probs are taken at the temperature used",
+    Reason.GREEDY: "sampled at temperature 0: not a sample of the policy",
+    Reason.TOP_P: "top_p below 1 cuts the policy that was recorded",
+    Reason.TOP_K: "top_k cuts the policy that was recorded",
+    Reason.CONSTRAINED: "a grammar or schema limited what could be sampled",
+    Reason.ROLE_NOT_WANTED: "its role is not in role_order",
+    Reason.NOTHING_NEW: "all that it could train has an owner already",
+    Reason.BEYOND_J_MAX: "J_max trajectories were kept before it",
+}
+"""The rule behind each reason, in a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether one execution would be trained; `reason` and `detail` say why not."""
+
+    execution_id: str
+    task_id: str | None
+    sample_index: int | None
+    group_id: str | None
+    trained: bool
+    reason: Reason | None
+    detail: str
+    reward: float | None
+    partial: bool
+    score_ids: tuple[str, ...]
+    advantage: float | None
+    num_trajectories: int
+    num_owned: int
+    """N_e: tokens that carry loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupExplained:
+    """A group's statistics: `num_valid` of `num_executions` have a valid score and something to train."""
+
+    group_id: str
+    task_id: str | None
+    num_executions: int
+    num_valid: int
+    mean: float | None
+    std: float | None
+    reason: Reason | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunExplained:
+    """What of a run would be trained."""
+
+    verdicts: tuple[Verdict, ...]
+    groups: tuple[GroupExplained, ...]
+    counts: dict[str, dict[str, int]]
+    """Admitted, and left out by reason: executions, calls, trajectories."""
+    j_max: int | None
+    note: str | None
+    """Why no reward could be used, when several evaluators scored and none was named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """A candidate path by its leaf call: kept, with what it owns, or left out, with the reason."""
+
+    index: int | None
+    """Its number among the kept ones; None when it was left out."""
+    role: str
+    leaf_node: str
+    leaf_call: int
+    calls: tuple[int, ...]
+    """Numbers of the calls whose outputs lie on it."""
+    owned_calls: tuple[int, ...]
+    """Of these, the calls that are trained through it."""
+    num_tokens: int
+    num_owned: int
+    reason: Reason | None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A call that is not trained."""
+
+    number: int
+    call_id: str
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Consumed:
+    """An optimiser step that trained a trajectory of the execution, by the trainer's ledger."""
+
+    step: int
+    version: str
+    num_executions: int
+    """E of that step."""
+    trajectory: int
+    leaf_node: str
+    owned_tokens: int
+    reward: float | None
+    advantage: float | None
+    manifest: int
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionExplained:
+    """One execution: verdict, group, trajectories kept and left out, calls not trained, steps that consumed it."""
+
+    info: ExecutionInfo
+    verdict: Verdict
+    group: GroupExplained | None
+    scores: tuple[Score, ...]
+    trajectories: tuple[Trajectory, ...]
+    left_out: tuple[LeftOut, ...]
+    consumed: tuple[Consumed, ...]
+    j_max: int | None
+    note: str | None
+
+
+def explain_run(
+    run: Any, *, j_max: int | None = 5, evaluators: Mapping[str, float] | None = None, only: Sequence[str] | None = None
+) -> RunExplained:
+    """Which executions of `run` would be trained on, with which reward and advantage, and why not the others.
+
+    With several evaluators and none named no reward can be chosen: then everything but reward and advantage is told.
+    """
+    found, note = _admit(run, j_max=j_max, evaluators=evaluators, only=only)
+    admitted = {e.execution_id: e for e in found.executions}
+    why = {x.execution_id: x for x in found.excluded if x.call_id is None and x.node_id is None}
+    known = executions(run)
+    scores = scores_by_execution(run)
+    weights = evaluator_weights([row for rows in scores.values() for row in rows], evaluators) if note is None else {}
+    verdicts = [
+        _verdict(info, admitted.get(execution_id), why.get(execution_id), reward(scores.get(execution_id, ()), weights))
+        for execution_id, info in known.items()
+        if only is None or execution_id in only
+    ]
+    groups = tuple(_group(group) for group in found.groups)
+    return RunExplained(verdicts=tuple(verdicts), groups=groups, counts=found.counts(), j_max=j_max, note=note)
+
+
+def _admit(run: Any, *, evaluators: Mapping[str, float] | None, **settings: Any) -> tuple[Admission, str | None]:
+    try:
+        return admit(run, evaluators=evaluators, **settings), None
+    except ConfigError as error:
+        names = {row.evaluator for rows in scores_by_execution(run).values() for row in rows}
+        if evaluators is not None or len(names) < 2:
+            raise
+        return admit(run, need_score=False, need_logprobs=True, **settings), str(error)
+
+
+def _verdict(info: ExecutionInfo, admitted: Any, why: Any, judged: Reward) -> Verdict:
+    return Verdict(
+        execution_id=info.execution_id,
+        task_id=info.task_id,
+        sample_index=info.sample_index,
+        group_id=info.group_id,
+        trained=admitted is not None,
+        reason=None if why is None else why.reason,
+        detail="" if why is None else why.detail,
+        reward=judged.value,
+        partial=judged.partial,
+        score_ids=judged.score_ids,
+        advantage=None if admitted is None else admitted.advantage,
+        num_trajectories=0 if admitted is None else len(admitted.trajectories),
+        num_owned=0 if admitted is None else admitted.num_owned,
+    )
+
+
+def _group(group: Group) -> GroupExplained:
+    return GroupExplained(
+        group_id=group.group_id,
+        task_id=group.task_id,
+        num_executions=group.num_executions,
+        num_valid=group.num_valid,
+        mean=group.mean,
+        std=group.std,
+        reason=group.reason,
+    )
+
+
+def explain_execution(
+    execution: Execution,
+    *,
+    j_max: int | None = 5,
+    evaluators: Mapping[str, float] | None = None,
+    trainer: str | Path | None = None,
+) -> ExecutionExplained:
+    """Everything that decides over one execution; its group is judged with it, `trainer` is the trainer's folder."""
+    run, info = execution.run, execution.info
+    members = [
+        name for name, other in executions(run).items()
+        if name == info.execution_id or (info.group_id is not None and other.group_id == info.group_id)
+    ]  # fmt: skip
+    of_group = explain_run(run, j_max=j_max, evaluators=evaluators, only=members)
+    verdict = next(v for v in of_group.verdicts if v.execution_id == info.execution_id)
+    trajectories: tuple[Trajectory, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    if info.execution_id in Forest(run):
+        tree = execution.tree
+        judged = eligibility(tree)
+        trajectories = explain_trajectories(tree, judged, j_max=j_max)
+        left_out = tuple(
+            LeftOut(number=n, call_id=call.call_id, reason=found[0], detail=found[1])
+            for n, call in enumerate(tree.calls, 1)
+            if (found := judged.reasons.get(call.call_id)) is not None
+        )
+    return ExecutionExplained(
+        info=info,
+        verdict=verdict,
+        group=next((g for g in of_group.groups if g.group_id == info.group_id), None),
+        scores=execution.scores,
+        trajectories=trajectories,
+        left_out=left_out,
+        consumed=tuple(_consumed(trainer, info.execution_id)) if trainer is not None else (),
+        j_max=j_max,
+        note=of_group.note,
+    )
+
+
+def explain_trajectories(tree: Tree, judged: Eligibility, *, j_max: int | None) -> tuple[Trajectory, ...]:
+    """Every candidate trajectory of a tree, the kept ones first in the order in which they were chosen."""
+    kept, out = keep(tree, judged, j_max=j_max)
+    why = {x.node_id: x for x in out if x.node_id is not None}
+    of = {c.leaf: c for c in candidates(tree, judged)}
+    chosen = [_trajectory(tree, of[t.leaf], t) for t in kept]
+    left = [c for c in of.values() if tree.node_id[c.leaf] in why]
+    rest = [_trajectory(tree, c, None) for c in left]
+    rest = [replace(t, reason=why[t.leaf_node].reason, detail=why[t.leaf_node].detail) for t in rest]
+    return (*chosen, *rest)
+
+
+def _trajectory(tree: Tree, found: Candidate, kept: AdmittedTrajectory | None) -> Trajectory:
+    number = {call.call_id: n for n, call in enumerate(tree.calls, 1)}
+    outputs = [i for i in found.path.tolist() if i in tree.outputs]
+    owned = set(kept.owned) if kept else set()
+    return Trajectory(
+        index=None if kept is None else kept.index,
+        role=str(found.role),
+        leaf_node=tree.node_id[found.leaf],
+        leaf_call=number[found.call.call_id],
+        calls=tuple(number[tree.outputs[i][0].call_id] for i in outputs),
+        owned_calls=tuple(number[tree.outputs[i][0].call_id] for i in outputs if i in owned),
+        num_tokens=int(tree.num_tokens_N[found.path].sum()),
+        num_owned=0 if kept is None else kept.num_owned,
+        reason=None,
+        detail="",
+    )
+
+
+def _consumed(trainer: str | Path, execution_id: str) -> list[Consumed]:
+    folder = Path(trainer)
+    of_step: dict[int, Step] = {step.step: step for step in steps(folder)}
+    if not of_step:
+        raise ConfigError(
+            f"wanted the folder of a trainer (its output.dir), {folder} holds no step; see docs/training.md"
+        )
+    rows: list[LedgerRow] = [row for row in ledger(folder) if row.execution_id == execution_id]
+    return [
+        Consumed(
+            step=row.step,
+            version=f"{of_step[row.step].policy_id}:{of_step[row.step].n}",
+            num_executions=of_step[row.step].num_executions,
+            trajectory=row.trajectory,
+            leaf_node=row.leaf_node,
+            owned_tokens=row.owned_tokens,
+            reward=row.reward,
+            advantage=row.advantage,
+            manifest=row.manifest,
+            at=row.at,
+        )
+        for row in rows
+    ]
