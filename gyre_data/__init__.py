@@ -20,6 +20,7 @@ _EXPORTS: dict[str, str] = {
     "Tree": "tree",
     "admit": "admission",
     "find_run": "store",
+    "import_sessions": "convert.importing",
     "list_executions": "listing",
     "list_runs": "listing",
     "open": "store",

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     ROLE_SIDE = "role_side"
     ROLE_UNKNOWN = "role_unknown"
     HOSTED = "hosted"
+    TEXT_ONLY = "text_only"
     REDACTED = "redacted"
     NO_LOGPROBS = "no_logprobs"
     LOGPROB_NOT_FINITE = "logprob_not_finite"
@@ -112,7 +113,7 @@ def eligibility(tree: Tree, *, need_logprobs: bool = True, allow: frozenset[Reas
         if why is None and leaf is not None:
             eligible_N[leaf] = True
             call_of.setdefault(leaf, call)
-            why = _hosted(tree, leaf) or _redacted(incomplete_N, leaf)
+            why = _hosted(tree, call, leaf) or _redacted(incomplete_N, leaf)
             if why is None and need_logprobs:
                 why = _not_trainable(tree, call, leaf, allow)
             trainable_N[leaf] |= why is None
@@ -169,10 +170,12 @@ def _not_eligible(
     return Reason.DELIVERY_UNKNOWN, "no delivery row, and no later call goes on from it"
 
 
-def _hosted(tree: Tree, leaf: int) -> tuple[Reason, str] | None:
+def _hosted(tree: Tree, call: Call, leaf: int) -> tuple[Reason, str] | None:
     """No objective takes what has no token ids; the text of it can be exported and tokenised for another model."""
     if tree.author_N[leaf] != Author.PROVIDER:
         return None
+    if call.upstream is None:  # observe mode always knows where it was sent
+        return Reason.TEXT_ONLY, "imported as text: its token ids are not known; export it as chat for SFT"
     return (
         Reason.HOSTED,
         "a hosted API sampled it: its token ids are not known; only its text can be used",

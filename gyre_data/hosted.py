@@ -175,7 +175,7 @@ def hosted_by_execution(run: Tables, prices: Prices | None = None) -> dict[str, 
     names = ("execution_id", "wire", "upstream", "served_model", "provider_usage")
     found: dict[str, Hosted] = {}
     for row in run.table("calls").select(names).to_pylist():
-        if row["upstream"] is not None:
+        if row["upstream"] is not None or row["provider_usage"] is not None:  # an import may know the usage alone
             one = _of_call(row, prices)
             found[row["execution_id"]] = found.get(row["execution_id"], Hosted()) + one
     return found

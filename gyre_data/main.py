@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "stats": ("gyre_data.show.commands", "stats", "Count what is in runs and how much is shared."),
     "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
+    "import": ("gyre_data.convert.commands", "import_", "Import sessions that other tools recorded."),
     "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),
     "score": ("gyre_data.show.commands", "score", "Append an evaluator's verdict to an execution."),
     "compact": ("gyre_data.folder_commands", "compact", "Rewrite a run as few large files, maybe compressed."),

@@ -266,6 +266,7 @@ def _check_signal(admission: Admission, runs: Sequence[Run]) -> None:
 
 _MENDS = {
     "no_logprobs": 'recorded without log-probs (a hosted API); use train.loss = "sft"',
+    "text_only": "imported as text, without token ids; export it as chat and train on that file by SFT (data.chat)",
     "no_score": "no evaluator scored them; run `gyre score`, or use train.loss = \"sft\"",
     "evaluator_failed": "every evaluator failed; mend it and score again",
     "running": "they have not ended; wait, or end them through the proxy's API",

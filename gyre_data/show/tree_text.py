@@ -356,6 +356,8 @@ def _ending(shown: Outline, counts: TreeCounts, width: int, folded: int | None) 
         yield from wrapped(Text(told), width, indent=2)
     if not counts.kept_tokens and left[Reason.NO_LOGPROBS]:
         yield Text("recorded without log-probs: RL cannot train on it, SFT can", style=_WRONG)
+    if left[Reason.TEXT_ONLY]:
+        yield Text("imported as text: tokens are local counts, for SFT and inspection", style=_QUIET)
     if left[Reason.HOSTED]:
         told = "recorded from a hosted API: tokens are local counts, only the text can be used"
         yield from wrapped(Text(told, style=_QUIET), width, indent=2)

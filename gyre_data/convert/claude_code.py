@@ -1,0 +1,467 @@
+"""Claude Code's session files: `<session>.jsonl` and the files of its sub-agents.
+
+A line is a record; records form a tree by `parentUuid`. A reply of the model is several lines with one `message.id`,
+each with a block of it and all with the usage of the whole. The system prompt, the tools and the requests of a
+compaction are not in these files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gyre_data.schema import AgentRole, BranchReason, CallStatus
+
+from .calls import Line, Opening, Report, Session, SourceCall
+from .lines import Files, parse_time
+from .messages import Message, text_of
+from .wire_anthropic import assistant, blocks_of, spoken
+
+__all__ = ["FORMAT", "VERSION", "belongs", "knows", "sessions"]
+
+FORMAT, VERSION = "claude_code", 1
+_WIRE = "anthropic"
+_TYPES = ("user", "assistant", "system", "attachment", "progress", "summary", "queue-operation")
+# Kinds that are no part of a conversation.
+_BESIDE = frozenset(
+    {"summary", "file-history-snapshot", "queue-operation", "last-prompt", "progress", "ai-title", "custom-title"}
+    | {"tag", "agent-name", "agent-color", "agent-setting", "mode", "permission-mode", "pr-link", "task-summary"}
+    | {"content-replacement", "worktree-state", "attribution-snapshot", "speculation-accept", "saved_hook_context"}
+)
+_INTERRUPTED = "[Request interrupted by user]"
+
+
+def knows(record: Mapping[str, Any]) -> bool:
+    """Whether a line is of this format."""
+    if record.get("type") not in _TYPES and record.get("type") not in _BESIDE:
+        return False
+    return any(name in record for name in ("parentUuid", "sessionId", "leafUuid", "messageId"))
+
+
+def belongs(path: Path) -> bool:
+    """Whether a file is read with its session, not by itself."""
+    told_beside = path.name.removesuffix(".meta.json") if path.name.endswith(".meta.json") else None
+    return _is_agent(path) and _session_of(path.with_name(f"{told_beside}.jsonl") if told_beside else path) is not None
+
+
+def sessions(path: Path, files: Files, owners: dict[str, str]) -> Iterator[Session]:
+    """The one session of a file, with its sub-agents. `owners`: which session a reply was found in first."""
+    key = path.stem if _is_agent(path) else None
+    key = f"{_first_id(path)}/{key}" if key else _first_id(path) or path.stem
+    session = Session(key=key, name=path.name, calls=iter(()), harness="claude-code")
+    session.calls = _Reader(session, files, owners).calls(path)
+    yield session
+
+
+def _is_agent(path: Path) -> bool:
+    return path.name.startswith("agent-")
+
+
+def _session_of(agent_file: Path) -> Path | None:
+    """The session file that a sub-agent's file belongs to, when it lies where the client puts it."""
+    if agent_file.parent.name == "subagents":
+        main = agent_file.parent.parent.with_suffix(".jsonl")
+        return main if main.is_file() else None
+    session_id = _first_id(agent_file)
+    main = agent_file.with_name(f"{session_id}.jsonl")
+    return main if session_id and main.is_file() else None
+
+
+def _agent_files(path: Path) -> list[Path]:
+    if _is_agent(path):
+        return []
+    found = sorted((path.parent / path.stem / "subagents").rglob("agent-*.jsonl"))
+    return found + [one for one in sorted(path.parent.glob("agent-*.jsonl")) if _session_of(one) == path]
+
+
+def _first_id(path: Path) -> str | None:
+    """The session id of the first line that has one."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict) and isinstance(record.get("sessionId"), str):
+                    return str(record["sessionId"])
+    except OSError:
+        return None
+    return None
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Record:
+    """A line that has a place in the tree. `messages` is empty for one that the model is not given."""
+
+    uuid: str
+    parent: str | None
+    order: int
+    agent: str | None
+    at: datetime | None
+    messages: list[Message] = field(default_factory=list)
+    group: _Group | None = None
+    boundary: dict[str, Any] | None = None
+    summary: bool = False
+    failure: Mapping[str, Any] | None = None
+    used: bool = False
+    """Some call holds it."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Group:
+    """A reply: the lines that share a `message.id`."""
+
+    key: str
+    agent: str | None
+    order: int
+    parent: str | None
+    first_at: datetime | None
+    last_at: datetime | None = None
+    blocks: list[tuple[str, list[Any]]] = field(default_factory=list)
+    """uuid of a line, and its blocks."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """The fields of the message itself: model, usage, stop_reason."""
+    request_id: str | None = None
+    version: str | None = None
+    sampled_here: bool = True
+    """False for what is copied from elsewhere or was never sampled."""
+    interrupted: bool = False
+    results: list[_Record] = field(default_factory=list)
+    line: Line | None = None
+
+
+class _Reader:
+    """Reads all files of a session, then gives its calls in the order of their first lines."""
+
+    def __init__(self, session: Session, files: Files, owners: dict[str, str]) -> None:
+        self._session, self._files, self._owners = session, files, owners
+        self._report: Report = session.report
+        self._records: dict[str, _Record] = {}
+        self._groups: dict[tuple[str | None, str], _Group] = {}
+        self._firsts: dict[str, _Group] = {}
+        """By key: a reply that several files of the session hold is a call of the first."""
+        self._of_tool: dict[tuple[str | None, str], _Group] = {}
+        """By agent and tool call."""
+        self._order = 0
+        self._lines: dict[tuple[int, str], Line | Opening] = {}
+        self._opening = Opening()
+        self._agents: dict[str, dict[str, str | None]] = {}
+        """Sub-agent: the tool call that started it, and its parent."""
+        self._last_call: dict[str | None, str] = {}
+        self._compacted: set[str] = set()
+        self._others = 0
+
+    def calls(self, path: Path) -> Iterator[SourceCall]:
+        """All calls, the sub-agents' among them."""
+        for file in (path, *_agent_files(path)):
+            self._read(file)
+        self._name_sidechains()
+        ready: list[_Group | _Record] = [*self._groups.values()]
+        ready += [record for record in self._records.values() if record.failure is not None]
+        moment = {id(one): self._moment(one) for one in ready}
+        for one in sorted(ready, key=lambda one: (moment[id(one)], one.order)):
+            yield from [self._failed(one)] if isinstance(one, _Record) else self._call(one)
+        unused = (record for record in self._records.values() if not record.used)
+        self._report.unanswered = sum(len(record.messages) for record in unused)
+        if self._others:
+            self._report.notes.append(
+                f"{self._others} replies are copies from other sessions: context here, counted there"
+            )
+
+    # ------------------------------------------------------------------ reading
+
+    def _read(self, path: Path) -> None:
+        agent = _meta(path, self._agents)
+        for _, record in self._files.records(path, self._report, self._session.files):
+            kind = record.get("type")
+            self._report.records[text_of(kind) or "without a kind"] += 1
+            self._session.harness_version = text_of(record.get("version")) or self._session.harness_version
+            if kind in _BESIDE:
+                self._report.beside[str(kind)] += 1
+            elif kind not in ("user", "assistant", "system", "attachment") or "uuid" not in record:
+                self._report.unknown(kind, record)
+            elif record["uuid"] in self._records:
+                self._report.twice += 1
+            else:
+                self._take(kind, record, text_of(record.get("agentId")) or agent)
+
+    def _take(self, kind: str, told: Mapping[str, Any], agent: str | None) -> None:
+        self._order += 1
+        if told.get("isSidechain") and agent is None:
+            agent = "sidechain"  # of an older client: in the session's own file, unnamed
+        record = _Record(
+            uuid=str(told["uuid"]),
+            parent=told.get("parentUuid"),
+            order=self._order,
+            agent=agent if told.get("isSidechain") else None,
+            at=parse_time(told.get("timestamp")),
+        )
+        self._records[record.uuid] = record
+        body = told.get("message")
+        if kind == "assistant" and isinstance(body, Mapping):
+            self._assistant(record, told, body)
+        elif kind == "user" and isinstance(body, Mapping):
+            self._user(record, told, body)
+        else:
+            self._other(kind, record, told)
+
+    def _assistant(self, record: _Record, told: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        if told.get("isApiErrorMessage"):
+            record.failure = {"error": spoken("user", blocks_of(body.get("content")))[-1]["content"]}
+            return
+        key = text_of(body.get("id")) or record.uuid
+        group = self._groups.get((record.agent, key))
+        if group is None:
+            group = self._groups[record.agent, key] = _Group(
+                key=key, agent=record.agent, order=record.order, parent=record.parent, first_at=record.at
+            )
+            copied = "forkedFrom" in told or self._owners.setdefault(key, self._session.key) != self._session.key
+            copied |= self._firsts.setdefault(key, group) is not group
+            self._others += copied
+            group.sampled_here = not copied and body.get("model") != "<synthetic>"
+        record.group = group
+        blocks = blocks_of(body.get("content"))
+        group.blocks.append((record.uuid, blocks))
+        for block in blocks:
+            if isinstance(block, Mapping) and block.get("type") == "tool_use":
+                self._of_tool[record.agent, text_of(block.get("id"))] = group
+        group.last_at = record.at or group.last_at
+        group.request_id = text_of(told.get("requestId")) or group.request_id
+        group.version = text_of(told.get("version")) or group.version
+        if body.get("stop_reason") or not group.told.get("stop_reason"):
+            group.told = {name: body.get(name) for name in ("model", "usage", "stop_reason")}
+
+    def _user(self, record: _Record, told: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        record.messages = spoken("user", blocks_of(body.get("content")))
+        record.summary = bool(told.get("isCompactSummary"))
+        first, parent = record.messages[0], self._records.get(record.parent or "")
+        asked = self._of_tool.get((record.agent, first.get("tool_call_id", "")))
+        if asked is not None:
+            asked.results.append(record)
+        elif parent is not None and parent.group is not None and first["content"] == _INTERRUPTED:
+            parent.group.interrupted = True
+        result = told.get("toolUseResult")
+        started = text_of(result.get("agentId")) if isinstance(result, Mapping) else ""
+        if started and record.messages[0].get("tool_call_id"):
+            known = self._agents.setdefault(started, {})
+            known.setdefault("tool", record.messages[0]["tool_call_id"])
+            known.setdefault("parent", record.agent)
+
+    def _other(self, kind: str, record: _Record, told: Mapping[str, Any]) -> None:
+        subtype = text_of(told.get("subtype"))
+        attachment = told.get("attachment")
+        if subtype == "compact_boundary":
+            metadata = told.get("compactMetadata")
+            record.boundary = {
+                **(metadata if isinstance(metadata, dict) else {}),
+                "from": told.get("logicalParentUuid"),
+            }
+        elif subtype == "api_error":
+            record.failure = told
+        elif isinstance(attachment, Mapping) and attachment.get("type") == "queued_command":
+            record.messages = spoken("user", blocks_of(attachment.get("prompt")))
+            return
+        elif isinstance(attachment, Mapping):
+            subtype = text_of(attachment.get("type"))
+        self._report.beside[f"{kind}: {subtype}" if subtype else kind] += 1
+
+    def _name_sidechains(self) -> None:
+        """Sub-agents of older clients: each unnamed chain is one, started by the call whose prompt opens it."""
+        loose = [record for record in self._records.values() if record.agent == "sidechain"]
+        taken: set[str] = set()
+        for record in loose:
+            parent = self._records.get(record.parent or "")
+            if parent is not None and parent.agent is not None:
+                record.agent = parent.agent
+            else:
+                record.agent = f"sidechain-{record.uuid}"
+                tool = self._starter(record, taken)
+                self._agents[record.agent] = {"tool": tool, "parent": None}
+            if record.group is not None:
+                record.group.agent = record.agent
+
+    def _starter(self, record: _Record, taken: set[str]) -> str | None:
+        prompt = record.messages[-1]["content"] if record.messages else None
+        for group in self._groups.values():
+            for block in (block for _, blocks in group.blocks for block in blocks):
+                if not isinstance(block, Mapping) or block.get("type") != "tool_use" or block.get("id") in taken:
+                    continue
+                given = block.get("input")
+                if group.agent is None and isinstance(given, Mapping) and prompt and given.get("prompt") == prompt:
+                    taken.add(str(block.get("id")))
+                    return str(block.get("id"))
+        return None
+
+    # ------------------------------------------------------------------ conversations
+
+    def _moment(self, one: _Group | _Record) -> float:
+        at = one.first_at if isinstance(one, _Group) else one.at
+        return at.timestamp() if at is not None else 0.0
+
+    def _context(self, parent: str | None, before: int) -> tuple[Line | Opening, _Group | None, _Record | None]:
+        """The conversation that ends with a record; the last reply in it; the summary that it begins with, if no reply
+        lies between. Results of the same reply's other calls are in it when they came `before`."""
+        above: list[_Record] = []
+        at = self._records.get(parent or "")
+        while at is not None and at.group is None and not at.summary:
+            above.append(at)
+            at = self._records.get(at.parent or "")
+        above.reverse()
+        if at is not None and at.group is not None:
+            return self._after(at.group, above, before), at.group, None
+        line = self._begun(at) if at is not None else self._opening
+        return self._grown(line, above), None, at
+
+    def _after(self, group: _Group, above: list[_Record], before: int) -> Line | Opening:
+        """A reply, the results of its calls in their order, and what else follows."""
+        results = {id(one) for one in above if one.messages and one.messages[0]["role"] == "tool"}
+        if results:
+            answered = {m.get("tool_call_id") for one in above if id(one) in results for m in one.messages}
+            for one in group.results:
+                ids = {m.get("tool_call_id") for m in one.messages}
+                if one.order < before and not ids & answered:
+                    above.append(one)
+                    answered |= ids
+            above.sort(key=lambda one: one.order)
+        return self._grown(self._reply(group), above)
+
+    def _reply(self, group: _Group) -> Line:
+        if group.line is None:
+            line, _, _ = self._context(group.parent, group.order)
+            blocks = [block for _, found in group.blocks for block in found]
+            group.line = Line(before=line, message=assistant(blocks), said_by=group.key)
+        return group.line
+
+    def _grown(self, line: Line | Opening, records: list[_Record]) -> Line | Opening:
+        for record in records:
+            if record.messages:
+                record.used = True
+                key = (id(line), record.uuid)
+                if (known := self._lines.get(key)) is None:
+                    known = line
+                    for one in record.messages:
+                        known = Line(before=known, message=one)
+                    self._lines[key] = known
+                line = known
+        return line
+
+    def _begun(self, summary: _Record) -> Line | Opening:
+        """A conversation that goes on after a compaction: the summary, and the kept tail."""
+        line = self._grown(self._opening, [summary])
+        boundary = self._records.get(summary.parent or "")
+        told = boundary.boundary if boundary is not None else None
+        key = (id(line), "kept tail")
+        if key not in self._lines:
+            self._lines[key] = self._tail(line, told or {})
+        return self._lines[key]
+
+    def _tail(self, line: Line | Opening, boundary: Mapping[str, Any]) -> Line | Opening:
+        segment = boundary.get("preservedSegment")
+        if not isinstance(segment, Mapping):
+            return line
+        kept: list[_Record] = []
+        at = self._records.get(text_of(segment.get("tailUuid")))
+        while at is not None:
+            kept.append(at)
+            if at.uuid == segment.get("headUuid"):
+                break
+            at = self._records.get(at.parent or "")
+        names = {record.uuid for record in kept}
+        done: set[int] = set()
+        for record in reversed(kept):
+            if record.group is None:
+                line = self._grown(line, [record])
+            elif id(record.group) not in done:
+                done.add(id(record.group))
+                blocks = [block for uuid, found in record.group.blocks if uuid in names for block in found]
+                line = Line(before=line, message=assistant(blocks))
+        return line
+
+    # ------------------------------------------------------------------ calls
+
+    def _call(self, group: _Group) -> Iterator[SourceCall]:
+        line = self._reply(group)
+        if not group.sampled_here:
+            return
+        context, before, summary = self._context(group.parent, group.order)
+        compacted = before is None and summary is not None and summary.uuid not in self._compacted
+        if compacted and summary is not None:
+            self._compacted.add(summary.uuid)
+        asked = self._records.get(group.parent or "")
+        stop = group.told.get("stop_reason")
+        cut = group.interrupted and not stop
+        usage = group.told.get("usage")
+        yield SourceCall(
+            **self._agent(group.agent),
+            key=group.key,
+            context=context,
+            output=line.message or assistant([block for _, found in group.blocks for block in found]),
+            wire=_WIRE,
+            reason=BranchReason.COMPACTION if compacted else None,
+            continues=self._last_call.get(group.agent) if compacted else None,
+            started_at=min((at for at in (asked and asked.at, group.first_at) if at), default=None),
+            ended_at=group.last_at,
+            usage=usage if isinstance(usage, Mapping) else None,
+            model=text_of(group.told.get("model")) or None,
+            client=f"claude-code/{group.version}" if group.version else None,
+            stop_reason=text_of(stop) or None,
+            at_limit=stop in ("max_tokens", "model_context_window_exceeded"),
+            status=CallStatus.ABORTED if cut else CallStatus.OK,
+            error="the user interrupted the reply" if cut else None,
+            request_id=group.request_id,
+        )
+        self._last_call[group.agent] = group.key
+
+    def _failed(self, record: _Record) -> SourceCall:
+        context, _, _ = self._context(record.parent, record.order)
+        told = record.failure or {}
+        error = told.get("error")
+        status = error.get("status") if isinstance(error, Mapping) else None
+        attempt = f" (attempt {told['retryAttempt']})" if told.get("retryAttempt") else ""
+        return SourceCall(
+            **self._agent(record.agent),
+            key=record.uuid,
+            context=context,
+            output=None,
+            wire=_WIRE,
+            started_at=record.at,
+            ended_at=record.at,
+            status=CallStatus.FAILED,
+            error=(error if isinstance(error, str) else json.dumps(error))[:2000] + attempt,
+            http_status=status if isinstance(status, int) else None,
+        )
+
+    def _agent(self, agent: str | None) -> dict[str, Any]:
+        """Role and links of an agent's calls. The client names the agents of its own errands by what they do."""
+        if agent is None:
+            return {"role": AgentRole.MAIN}
+        if agent.startswith("acompact"):
+            return {"role": AgentRole.MAIN_SUMMARY}
+        if agent.startswith(("aprompt_suggestion", "aside_question", "asession_memory", "aextract")):
+            return {"role": AgentRole.SIDE}
+        known = self._agents.get(agent, {})
+        return {
+            "role": AgentRole.SUB_AGENT,
+            "agent_id": agent,
+            "parent_agent_id": known.get("parent"),
+            "spawned_by_tool_call": known.get("tool"),
+        }
+
+
+def _meta(path: Path, agents: dict[str, dict[str, str | None]]) -> str | None:
+    """The agent that a file is of, and what lies beside it about what started it."""
+    if not _is_agent(path):
+        return None
+    agent = path.stem.removeprefix("agent-")
+    try:
+        told = json.loads(path.with_suffix(".meta.json").read_bytes())
+    except (OSError, ValueError):
+        return agent
+    if isinstance(told, dict) and isinstance(told.get("toolUseId"), str):
+        agents[agent] = {"tool": told["toolUseId"], "parent": told.get("parentAgentId")}
+    return agent

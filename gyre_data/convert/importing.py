@@ -1,0 +1,262 @@
+"""`gyre import`: sessions that other tools recorded become executions of a run.
+
+What is imported is text: its tokens are counted locally and their ids are not known, so it is never trained by RL
+(reason `text_only`). Importing the same source again changes nothing: an execution's id follows from the session's own
+id, and one that the run holds is passed over by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gyre_data.counting import TokenCounter, load_counter
+from gyre_data.errors import ConfigError
+from gyre_data.execution import executions
+from gyre_data.reader import Run
+from gyre_data.types import ExecutionEvent
+from gyre_data.writer import RunWriter
+
+from .builder import TreeBuilder
+from .calls import Report, Session
+from .formats import FORMATS, Importer, expand, importer_of
+from .lines import Files
+
+__all__ = ["Imported", "ImportedSession", "Skipped", "import_sessions", "source_bytes"]
+
+_COMMIT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedSession:
+    """A session that is in the run now, and what was found in its files."""
+
+    name: str
+    format: str
+    execution_id: str
+    num_calls: int
+    num_failed: int
+    """Calls that failed or were aborted."""
+    num_nodes: int
+    num_files: int
+    not_understood: dict[str, int]
+    """Kind -> records that no importer understands; they are kept in the execution's attributes."""
+    beside: dict[str, int]
+    """Kind -> records that are no part of a conversation."""
+    damaged: tuple[str, ...]
+    """`file:line: why` of lines that could not be read."""
+    num_twice: int
+    num_unanswered: int
+    """Messages that no reply follows, so that no call holds them."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """A source that was not imported, and why."""
+
+    name: str
+    why: str
+    execution_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """What an import did."""
+
+    path: Path
+    sessions: tuple[ImportedSession, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def import_sessions(
+    sources: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    format: str | None = None,
+    tokenizer: str | Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Imported:
+    """Read `sources` (session files, or folders of them) into the run `out`, new or existing.
+
+    `format` forces a format for all of them; else each file's is found out. `tokenizer` is a folder or file to count
+    tokens with; without it a quarter of the bytes counts. `progress` is told of bytes as they are read. Raises
+    ConfigError when a source is of no known format, or the run cannot be written.
+    """
+    given = [Path(sources)] if isinstance(sources, str | Path) else [Path(one) for one in sources]
+    chosen = _forced(format)
+    work = [item for source in given for item in _work(source, chosen)]
+    counter, files, owners = _counter(tokenizer), Files(progress), dict[str, str]()
+    done: list[ImportedSession] = []
+    skipped: list[Skipped] = []
+    writer = RunWriter(out)
+    try:
+        there = _there(writer.path)
+        if not there:
+            writer.update_info({"mode": "import"})
+        for path, importer in work:
+            if importer is None:
+                skipped.append(Skipped(name=path.name, why="no format that is known; --format forces one"))
+                continue
+            for session in importer.sessions(path, files, owners):
+                execution_id = _execution_id(importer, session)
+                if execution_id in there:
+                    why = _why_there(path, there[execution_id])
+                    skipped.append(Skipped(name=session.name, why=why, execution_id=execution_id))
+                    continue
+                made = _import(session, importer, execution_id, counter, writer)
+                there[execution_id] = {}
+                done.append(made)
+    except BaseException:
+        writer.discard()
+        raise
+    writer.close() if done else writer.discard()
+    return Imported(path=Path(out), sessions=tuple(done), skipped=tuple(skipped))
+
+
+def source_bytes(sources: Iterable[str | Path]) -> int:
+    """Bytes of the files that sources mean: what `progress` counts towards."""
+    return sum(path.stat().st_size for source in sources for path in expand(Path(source)))
+
+
+def _forced(name: str | None) -> Importer | None:
+    if name is None or name in FORMATS:
+        return FORMATS[name] if name else None
+    raise ConfigError(f"--format: wanted one of {', '.join(FORMATS)}, got {name!r}")
+
+
+def _work(source: Path, chosen: Importer | None) -> Iterator[tuple[Path, Importer | None]]:
+    """The files to read, each with its importer; in a folder, files of no known format are passed over."""
+    for path in expand(source):
+        if path != source and any(module.belongs(path) for module in FORMATS.values()):
+            continue
+        importer = chosen or importer_of(path)
+        if importer is None and path == source:
+            raise ConfigError(
+                f"wanted a session in one of the formats {', '.join(FORMATS)}, {path} looks like none of them; "
+                "--format forces one"
+            )
+        yield path, importer
+
+
+def _counter(tokenizer: str | Path | None) -> TokenCounter:
+    if tokenizer is None or Path(tokenizer).exists():
+        return load_counter(Path(tokenizer) if tokenizer is not None else None)
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return load_counter(Path(hf_hub_download(str(tokenizer), "tokenizer.json")))
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"--tokenizer: wanted a folder, a tokenizer.json or a model's name, got {tokenizer} ({error!s:.200}); "
+            "give a folder with a tokenizer.json"
+        ) from error
+
+
+def _there(run: Path) -> dict[str, dict[str, Any]]:
+    """Executions of the run, with what their attributes say of an import."""
+    found: dict[str, dict[str, Any]] = {}
+    for info in executions(Run(run)).values():
+        told = json.loads(info.attributes) if info.attributes else {}
+        found[info.execution_id] = told.get("import", {}) if isinstance(told, dict) else {}
+    return found
+
+
+def _execution_id(importer: Importer, session: Session) -> str:
+    name = f"{importer.FORMAT}\0{session.key}"
+    return f"e_{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:20]}"
+
+
+def _why_there(path: Path, told: dict[str, Any]) -> str:
+    """Why a session is passed over; says so when its file is not the one that was read."""
+    files = told.get("files") or [{}]
+    if (known := files[0].get("sha256")) and known != hashlib.sha256(path.read_bytes()).hexdigest():
+        return "the run holds it already, from a file that was different then; import it into another run"
+    return "the run holds it already"
+
+
+def _import(
+    session: Session, importer: Importer, execution_id: str, counter: TokenCounter, writer: RunWriter
+) -> ImportedSession:
+    stored = 0
+
+    def store(data: bytes) -> str:
+        nonlocal stored
+        stored += len(data)
+        if stored >= _COMMIT_BYTES:
+            writer.commit()
+            stored = 0
+        return writer.put_blob(data)
+
+    builder = TreeBuilder(execution_id, counter, store)
+    num_failed = 0
+    for call in session.calls:
+        builder.add(call, at=session.at)
+        num_failed += call.status != "ok"
+    rows = list(builder.rows())
+    writer.write([*rows, *_events(session, importer, execution_id, counter, builder)])
+    report = session.report
+    return ImportedSession(
+        name=session.name,
+        format=importer.FORMAT,
+        execution_id=execution_id,
+        num_calls=builder.num_calls,
+        num_failed=num_failed,
+        num_nodes=builder.num_nodes,
+        num_files=len(session.files),
+        not_understood=dict(report.not_understood),
+        beside=dict(report.beside),
+        damaged=tuple(report.damaged),
+        num_twice=report.twice,
+        num_unanswered=report.unanswered,
+        notes=tuple(report.notes),
+    )
+
+
+def _events(
+    session: Session, importer: Importer, execution_id: str, counter: TokenCounter, builder: TreeBuilder
+) -> Sequence[ExecutionEvent]:
+    """The execution's rows. Why it ended is not in any source, so it is null."""
+    begin, end = builder.span() or (session.at or datetime.now(UTC),) * 2
+    attributes = {
+        "import": {
+            "format": importer.FORMAT,
+            "importer": f"{importer.FORMAT}/{importer.VERSION}",
+            "source": session.name,
+            "files": [{"name": f.name, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in session.files],
+            "tokens": counter.name,
+            **_found(session.report),
+        },
+        **session.attributes,
+    }
+    started = ExecutionEvent(
+        execution_id=execution_id,
+        event="started",
+        at=begin,
+        group_id=session.group_id,
+        task_id=session.task_id,
+        harness=session.harness,
+        harness_version=session.harness_version,
+        attributes=json.dumps(attributes, ensure_ascii=False),
+    )
+    return started, ExecutionEvent(execution_id=execution_id, event="ended", at=end)
+
+
+def _found(report: Report) -> dict[str, Any]:
+    """What the report says, without what is empty."""
+    found = {
+        "records": dict(report.records),
+        "beside": dict(report.beside),
+        "not_understood": dict(report.not_understood),
+        "kept": report.kept,
+        "damaged": report.damaged,
+        "twice": report.twice,
+        "unanswered": report.unanswered,
+        "notes": report.notes,
+    }
+    return {name: value for name, value in found.items() if value}
