@@ -58,6 +58,7 @@ RULES: dict[Reason, str] = {
     Reason.ROLE_SIDE: "side calls (titles, classifiers) are never trained",
     Reason.ROLE_UNKNOWN: "whose call it is is not known, so it is never trained",
     Reason.HOSTED: "a hosted API gives no token ids: only SFT on the text",
+    Reason.TEXT_ONLY: "imported text has no sampled token ids: only SFT on it",
     Reason.REDACTED: "its context lost token ids with a secret",
     Reason.NO_LOGPROBS: "RL needs the log-probs of the policy that sampled; SFT does not",
     Reason.LOGPROB_NOT_FINITE: "a log-prob that is no finite number cannot enter the loss",

@@ -26,7 +26,7 @@ from .writer import RunWriter
 __all__ = ["Exported", "export_run"]
 
 _BATCH = 4096
-_NOT_TOLD = ("pid", "endpoints")
+_NOT_TOLD = ("pid", "endpoints", "read_only")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,9 +24,13 @@ _ATTEMPTS, _PAUSE_S = 5, 0.02  # `is_locked` of another process holds the lock f
 
 
 class FolderLock:
-    """Holds the folder from construction to `release`; ConfigError names the holder when there is one."""
+    """Holds the folder from construction to `release`; ConfigError names the holder, or says that it is read-only."""
 
     def __init__(self, run: Path) -> None:
+        if _read_json(run / "run.json").get("read_only"):
+            raise ConfigError(
+                f"wanted to write to {run}, its run.json says read_only; copy the folder and take read_only out there"
+            )
         self._fd = os.open(run / _NAME, os.O_CREAT | os.O_RDWR, 0o600)
         for attempt in range(_ATTEMPTS):
             try:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gyre_data.store import SAMPLE
+from gyre_data.verify import verify
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,6 +29,18 @@ def test_top_level_names_are_the_four_packages(wheel: Path) -> None:
 
 def test_the_price_table_is_in_it(wheel: Path) -> None:
     assert "gyre_data/prices.toml" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_the_sample_run_is_in_it_whole(wheel: Path, tmp_path: Path) -> None:
+    """A wheel leaves out what git ignores; one missing file and `gyre tree sample` fails on a user's machine."""
+    with zipfile.ZipFile(wheel) as packed:
+        names = [name for name in packed.namelist() if name.startswith("gyre_data/sample/")]
+        packed.extractall(tmp_path, names)
+        assert sum(packed.getinfo(name).compress_size for name in names) < 64_000
+    files = {p.relative_to(SAMPLE) for p in SAMPLE.rglob("*") if p.is_file()}
+    assert {Path(name).relative_to("gyre_data/sample") for name in names} == files
+    report = verify(tmp_path / "gyre_data/sample")
+    assert (report.problems, report.num_rows["calls"]) == ((), 39)
 
 
 def test_it_installs_beside_proxy_py(wheel: Path, tmp_path: Path) -> None:

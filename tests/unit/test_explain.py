@@ -1,4 +1,4 @@
-"""`gyre explain`: verdicts of a run, an execution, a call and a token agree with admission; the unknown is told as such."""
+"""`gyre explain`: the verdicts of a run, an execution, a call and a token are those of admission; no guesses."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_the_command_takes_a_run_an_execution_a_call_or_a_token(runs: Path) -> N
     assert "admit.undelivered" in whole
     call = json.loads(out("explain", runs, "0bbb:c4", "--json"))
     assert call["call"]["call"]["call_id"] in out("explain", runs, "0bbb:c4")
-    assert (call["token"], call["call"]["ownership"]["owner"]) == (None, 1)
+    assert (call["token"], call["call"]["ownership"]["owner"]) == (None, 3)
     token = json.loads(out("explain", runs, f"0bbb:{call['call']['call']['call_id']}:3", "--json"))
     assert token["token"]["index"] == 3
     assert f"id {token['token']['token_id']}" in out("explain", runs, "0bbb:c4:3")
