@@ -32,7 +32,13 @@ def test_it_holds_a_group_of_each_task_with_every_shape() -> None:
 def test_nothing_is_written_into_it(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")}
     runner = CliRunner()
-    for words in (["ls", "sample"], ["tree", "sample"], ["stats", "sample"], ["explain", "sample"], ["verify", "sample"]):
+    for words in (
+        ["ls", "sample"],
+        ["tree", "sample"],
+        ["stats", "sample"],
+        ["explain", "sample"],
+        ["verify", "sample"],
+    ):
         assert runner.invoke(app, words).exit_code == 0, words
     with pytest.raises(ConfigError, match="run.json says read_only; copy the folder"):
         gd.RunWriter(SAMPLE)
