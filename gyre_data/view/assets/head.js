@@ -1,0 +1,38 @@
+// The line about the execution: which task, which harness, how it ended, what it scored, what is trained of it.
+
+import { $, fill, h } from "./dom.js";
+import { amount, int, many, seconds, took, words } from "./format.js";
+import { on, state } from "./store.js";
+
+export function setUpHead() {
+  on("execution refreshed figures", draw);
+}
+
+function draw() {
+  const e = state.execution;
+  if (!e) return;
+  const { info, raw } = e;
+  const counts = raw.counts;
+  const bad = [[counts.calls_failed, "failed"], [counts.calls_aborted, "aborted"], [counts.calls_undelivered, "undelivered"]].filter(([n]) => n);
+  const lasted = seconds(info.started_at, info.ended_at);
+  const ended = info.end_reason && info.end_reason !== "finished";
+  fill($("head"),
+    h("h2", { title: info.execution_id }, info.task_id ? `${info.task_id}${info.sample_index === null ? "" : ` #${info.sample_index}`}` : info.execution_id),
+    h("code.dim", null, info.execution_id),
+    info.harness ? h("span", null, [info.harness, info.harness_version].filter(Boolean).join(" ")) : null,
+    raw.running ? h("span.good", null, "running") : h("span", { class: ended ? "warn" : "dim" }, words(info.end_reason)),
+    lasted !== null ? h("span.dim", null, took(lasted)) : null,
+    h("span", null, many(counts.calls, "call"), bad.map(([n, what]) => h("span.bad", null, ` ${int(n)} ${what}`))),
+    h("span", null, `${int(counts.message_nodes)} nodes`, h("span.dim", null, ` ${int(counts.occurrences)} expanded`)),
+    h("span", null, `${amount(counts.distinct_tokens)} tokens`),
+    h("span.trained", null, `${amount(counts.kept_tokens)} trained`),
+    h("span.dim", null, `${int(raw.trajectories.length)} of ${many(counts.trajectories, "trajectory", "trajectories")} kept`),
+    scores(raw.scores));
+}
+
+function scores(rows) {
+  const newest = new Map(rows.map((row) => [row.evaluator, row]));
+  return [...newest.values()].map((row) => (row.status === "scored"
+    ? h("span.score", { class: row.value >= 0.995 ? "high" : row.value > 0.005 ? "mid" : "low", title: row.evaluator }, `${row.value.toFixed(2)}${row.partial ? " partial" : ""}`, h("span.dim", null, ` ${row.evaluator}`))
+    : h("span", { class: row.status === "failed" ? "bad" : "dim" }, `${row.evaluator} ${row.status}`)));
+}

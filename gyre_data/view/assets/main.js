@@ -1,0 +1,271 @@
+// Puts the page together: loads the run, reacts to what is chosen, follows what is recorded meanwhile.
+
+import { setUpBar } from "./bar.js";
+import { setUpDiff } from "./diff.js";
+import { $, fill, h } from "./dom.js";
+import { setUpExecutions, showExecutions } from "./executions.js";
+import { setUpHead } from "./head.js";
+import { setUpKeys } from "./keys.js";
+import { setUpLanes, switchAxis } from "./lanes.js";
+import { Execution } from "./model.js";
+import { setUpOverview } from "./overview.js";
+import { setUpPlots } from "./plots.js";
+import { setUpSearch } from "./search.js";
+import { setUpSide } from "./side.js";
+import { openSource } from "./source.js";
+import { on, readAddress, state, tell, writeAddress } from "./store.js";
+import { setUpTalk, widen } from "./talk.js";
+import { COLOURS } from "./tokens.js";
+import { showTotals } from "./totals.js";
+import { foldAll, setUpTree } from "./tree.js";
+
+const THEME = "gyre-view-theme";
+
+async function start() {
+  state.source = openSource();
+  theme(stored());
+  for (const setUp of [setUpTree, setUpLanes, setUpHead, setUpBar, setUpTalk, setUpDiff, setUpPlots, setUpOverview, setUpSide, setUpSearch, setUpKeys]) setUp();
+  setUpExecutions((id) => openExecution(id));
+  wire();
+  const asked = readAddress();
+  state.run = await state.source.run();
+  const { path, info } = state.run;
+  fill($("where"), h("code", { title: path }, path), [info.mode, info.policy].filter(Boolean).map((fact) => h("span.dim", null, fact)));
+  showTotals();
+  const withCalls = state.run.executions.filter((one) => one.num_calls);
+  const first = state.run.executions.find((one) => one.execution_id === asked.e) || withCalls[withCalls.length - 1];
+  if (narrow() || state.run.executions.length < 2) listShown(false);
+  if (first) await openExecution(first.execution_id, asked);
+  else {
+    showExecutions();
+    fill($("talk"), h("p.empty", null, "This run holds no call yet. Calls appear here as they are recorded."));
+  }
+  if (asked.v) tell("show", asked.v);
+  document.documentElement.dataset.ready = "yes";
+  counts();
+  if (state.source.live) follow();
+}
+
+const narrow = () => innerWidth < 1000;
+
+async function counts() {
+  state.figures = await state.source.figures();
+  showTotals();
+  tell("figures");
+}
+
+async function openExecution(id, asked = {}) {
+  const told = state.run.executions.find((one) => one.execution_id === id);
+  if (!told) return;
+  if (!told.num_calls) {
+    note(`${id} has no call yet`);
+    return;
+  }
+  const loaded = new Execution(await state.source.execution(id));
+  take(loaded);
+  state.call = loaded.callById.get(asked.c)?.number ?? firstShown(loaded);
+  state.node = loaded.index.get(asked.n) ?? null;
+  state.row = null;
+  if (asked.t) {
+    state.tokens = true;
+    if (asked.t in COLOURS) state.colour = asked.t;
+  }
+  if (narrow()) listShown(false);
+  showExecutions();
+  tell("execution");
+  tell("call");
+  writeAddress();
+}
+
+/** Keep an execution as the one shown. */
+function take(loaded) {
+  loaded.versions = [...new Set(loaded.nodes.flatMap((node) => (node.versions || []).map(([name]) => name)))];
+  state.execution = loaded;
+}
+
+/** The newest call of the main agent, else the newest of all. */
+function firstShown(e) {
+  const main = [...e.calls].reverse().find((call) => call.agent_role === "main" && call.output_node);
+  return (main || e.calls[e.calls.length - 1])?.number ?? null;
+}
+
+function wire() {
+  on("select", ({ call, node = null, row = null }) => {
+    if (state.tab !== "talk" && state.tab !== "diff") show("talk");
+    Object.assign(state, { call, node, row });
+    tell("call");
+    writeAddress();
+  });
+  on("show", show);
+  on("path", (call) => {
+    Object.assign(state, { call, node: null, row: null });
+    show("talk");
+    widen();
+    tell("call");
+  });
+  on("switch-tokens", () => tokens(!state.tokens));
+  on("colour", (name) => {
+    state.colour = name;
+    tokens(true);
+  });
+  on("next-colour", () => {
+    const names = Object.keys(COLOURS);
+    if (state.tokens) state.colour = names[(names.indexOf(state.colour) + 1) % names.length];
+    tokens(true);
+  });
+  on("switch-side", () => {
+    state.side = !state.side;
+    tell("side");
+  });
+  on("compare", compare);
+  on("mark", (mark) => {
+    state.mark = mark;
+    show("diff");
+  });
+  on("unmark", () => {
+    state.mark = null;
+    tell("mark");
+  });
+  on("step", step);
+  on("execution-step", (by) => {
+    const rows = state.run.executions;
+    const at = rows.findIndex((one) => one.execution_id === state.execution?.id) + by;
+    if (rows[at]) openExecution(rows[at].execution_id);
+  });
+  on("fold", (closed) => foldAll(closed));
+  on("widen", widen);
+  on("to-tree", () => $("tree").focus());
+  on("newest", () => state.execution?.calls.length && tell("select", { call: state.execution.calls.length }));
+  on("search", () => $("search").select());
+  on("switch-axis", switchAxis);
+  on("switch-executions", () => listShown($("executions").hidden));
+  on("switch-theme", () => theme(dark() ? "light" : "dark", true));
+  on("help", () => $("help").showModal());
+  $("b-executions").onclick = () => tell("switch-executions");
+  $("b-theme").onclick = () => tell("switch-theme");
+  $("b-help").onclick = () => tell("help");
+  $("b-plots").onclick = () => tell("show", state.tab === "plots" ? "talk" : "plots");
+}
+
+function show(tab) {
+  if (!["talk", "diff", "overview", "plots"].includes(tab)) return;
+  state.tab = tab;
+  tell("tab");
+  if (tab === "talk") tell("call");
+  else $("talk").scrollTop = 0;
+  writeAddress();
+}
+
+function tokens(yes) {
+  state.tokens = yes;
+  if (state.tab !== "talk") show("talk");
+  tell("tokens");
+  writeAddress();
+}
+
+function compare() {
+  if (!state.call) return;
+  const here = { execution: state.execution.id, call: state.call };
+  const same = state.mark && state.mark.execution === here.execution && state.mark.call === here.call;
+  if (!state.mark || same) {
+    state.mark = same ? null : here;
+    note(same ? "the mark is gone" : `c${here.call} is marked: go to another call and press d`);
+    tell("mark");
+  } else show("diff");
+}
+
+function step(by) {
+  const e = state.execution;
+  if (!e || !state.call) return;
+  const numbers = e.siblings(e.call(state.call));
+  const next = numbers[numbers.indexOf(state.call) + by];
+  if (next) tell("select", { call: next });
+}
+
+function listShown(yes) {
+  $("executions").hidden = !yes;
+  $("b-executions").setAttribute("aria-expanded", String(yes));
+}
+
+/** A line for a moment, told to screen readers. */
+function note(text) {
+  fill($("live"), h("span.note", null, text));
+  clearTimeout(note.later);
+  note.later = setTimeout(() => fill($("live"), standing), 4000);
+}
+
+let standing = null;
+
+/** Take over what was recorded meanwhile; selection and scroll stay where they are. */
+function follow() {
+  let busy = false;
+  let again = false;
+  const more = async () => {
+    if (busy) {
+      again = true;
+      return;
+    }
+    busy = true;
+    do {
+      again = false;
+      try {
+        await refresh();
+      } catch (error) {
+        note(String(error.message || error));
+      }
+    } while (again);
+    busy = false;
+  };
+  state.source.follow(more, (there) => {
+    standing = there ? h("span.good", null, "● following") : h("span.bad", null, "○ the server is gone");
+    fill($("live"), standing);
+  });
+}
+
+async function refresh() {
+  const before = state.run.executions;
+  state.run = await state.source.run();
+  const id = state.execution?.id;
+  const rows = (list) => list.find((one) => one.execution_id === id)?.num_rows;
+  showTotals();
+  showExecutions();
+  tell("run");
+  if (!id) {
+    const first = state.run.executions.find((one) => one.num_calls);
+    if (first) await openExecution(first.execution_id);
+  } else if (rows(before) !== rows(state.run.executions)) {
+    const e = state.execution;
+    const call = state.call && e.call(state.call).call_id;
+    const node = state.node === null ? null : e.nodes[state.node].node_id;
+    const loaded = new Execution(await state.source.execution(id));
+    if (state.execution?.id !== id) return;
+    take(loaded);
+    state.call = loaded.callById.get(call)?.number ?? null;
+    state.node = node === null ? null : loaded.index.get(node) ?? null;
+    tell("refreshed");
+  }
+  await counts();
+}
+
+function stored() {
+  try {
+    return localStorage.getItem(THEME);
+  } catch {
+    return null; // a page from a file may keep nothing
+  }
+}
+
+const dark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+function theme(name, keep) {
+  if (name === "light" || name === "dark") document.documentElement.dataset.theme = name;
+  if (!keep) return;
+  try {
+    localStorage.setItem(THEME, name);
+  } catch { /* a page from a file may keep nothing */ }
+}
+
+start().catch((error) => {
+  fill($("talk"), h("p.bad.empty", null, `The page could not load its data: ${error.message || error}`));
+  document.documentElement.dataset.ready = "failed";
+});

@@ -1,0 +1,222 @@
+"""What the page shows, as plain JSON values: the run at a glance, and one execution whole.
+
+Texts and token ids are not in it. Messages are named by blob, tokens by node, so that a page fetches or inflates only
+what is opened. Nothing is left out for size.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gyre_data.admission import admit
+from gyre_data.arrays import from_table
+from gyre_data.counts import stats
+from gyre_data.execution import Execution, ExecutionInfo
+from gyre_data.links import compactions, sub_agents
+from gyre_data.listing import list_executions
+from gyre_data.reader import Run
+from gyre_data.show.outline import outline
+from gyre_data.show.tree_json import tree_json
+from gyre_data.tree import Tree
+
+from .texts import Texts
+
+__all__ = ["execution_model", "node_tokens", "plain", "run_figures", "run_model"]
+
+_FACTS = ("mode", "policy", "tokenizer", "template", "context_window", "thinking", "parser", "created_at")
+_MAX_VALUES = 20_000  # beyond it a distribution is a sample of evenly spaced calls; the page says so
+
+
+def plain(value: Any) -> Any:
+    """Values that JSON holds: times as ISO text, enums by their spelling, tuples as lists."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value
+
+
+def run_model(run: Run) -> dict[str, Any]:
+    """The run at a glance: a row per execution, counts of what is wrong, distributions. No tree is loaded."""
+    calls = run.table("calls")
+    rows = _rows_per_execution(run)
+    info = run.info
+    return {
+        "path": str(run.path),
+        "info": {name: plain(info.get(name)) for name in _FACTS if info.get(name) is not None},
+        "executions": [
+            {**plain(asdict(one)), "num_rows": rows.get(one.execution_id, 0)} for one in list_executions(run)
+        ],
+        "calls": {
+            "status": _counts(calls, "status"),
+            "role": _counts(calls, "agent_role"),
+            "total": calls.num_rows,
+        },
+        "spread": _spread(calls),
+    }
+
+
+def run_figures(run: Run, *, j_max: int | None = 5) -> dict[str, Any]:
+    """What needs every tree: sharing, what would be trained, and which executions are admitted and why not."""
+    admission = admit(run, j_max=j_max)
+    told: dict[str, dict[str, Any]] = {
+        e.execution_id: {
+            "admitted": True,
+            "reward": plain(e.reward),
+            "advantage": plain(e.advantage),
+            "owned_tokens": e.num_owned,
+            "partial": e.partial,
+        }
+        for e in admission.executions
+    }
+    for left_out in admission.excluded:
+        if left_out.call_id is None and left_out.node_id is None:
+            why = {"admitted": False, "reason": str(left_out.reason), "detail": left_out.detail}
+            told.setdefault(left_out.execution_id, why)
+    groups = [
+        {name: plain(getattr(g, name)) for name in g.__slots__ if name != "run"} for g in admission.groups
+    ]
+    return {"stats": plain(stats(run, j_max=j_max).to_json()), "admission": told, "groups": groups, "j_max": j_max}
+
+
+def execution_model(
+    run: Run, info: ExecutionInfo, texts: Texts, *, execution: Execution | None = None, j_max: int | None = 5
+) -> dict[str, Any]:
+    """One execution: outline, calls with every recorded column, nodes, links, and a line of each message."""
+    execution = execution or Execution(run, info)
+    tree = execution.tree
+    told = tree_json(outline(execution, j_max=j_max))
+    blobs = _Numbers()
+    for row, call in zip(told["calls"], tree.calls, strict=True):
+        more = {f.name: plain(getattr(call, f.name)) for f in fields(call) if f.name not in row}
+        row |= {name: value for name, value in more.items() if value is not None}
+        row["attempts"] = [plain(asdict(attempt)) for attempt in call.attempts]
+        for name in ("request_blobs", "response_blobs"):
+            if row.get(name) is not None:
+                row[name] = blobs.of(row[name])
+        if call.tools_blob is not None:
+            row["tools_blob"] = blobs.of([call.tools_blob])[0]
+    _add_to_nodes(run, tree, told["nodes"], blobs)
+    named = {number for row in told["nodes"] for number in row.get("messages", ())}
+    told["previews"] = {number: texts.preview(blobs.ids[number]) for number in sorted(named)}
+    told["blobs"] = blobs.ids
+    told["compactions"] = [asdict(one) for one in compactions(tree)]
+    told["sub_agents"] = [plain(asdict(one)) for one in sub_agents(tree)]
+    told["environments"] = _of_execution(run, "environments", execution.execution_id)
+    told["running"] = info.running
+    return {**told, "execution": plain(told["execution"]), "calls": plain(told["calls"]), "scores": plain(told["scores"])}
+
+
+def node_tokens(tree: Tree, nodes: Iterable[int]) -> tuple[bytes, bytes]:
+    """Little-endian int32 ids of these nodes end to end, and float32 log-probs of those that have any."""
+    ids: list[Any] = [np.empty(0, "<i4")]
+    logprobs: list[Any] = [np.empty(0, "<f4")]
+    for i in nodes:
+        ids.append(np.asarray(tree.ids(i), "<i4"))
+        if (recorded := tree.logprobs(i)) is not None:
+            logprobs.append(np.asarray(recorded, "<f4"))
+    return np.concatenate(ids).tobytes(), np.concatenate(logprobs).tobytes()
+
+
+class _Numbers:
+    """Gives each blob id a small number, in order of first use."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self._number: dict[str, int] = {}
+
+    def of(self, names: Sequence[str]) -> list[int]:
+        found = []
+        for name in names:
+            if name not in self._number:
+                self._number[name] = len(self.ids)
+                self.ids.append(name)
+            found.append(self._number[name])
+        return found
+
+
+def _add_to_nodes(run: Run, tree: Tree, rows: list[dict[str, Any]], blobs: _Numbers) -> None:
+    """Messages, version spans, counted tokens, what was taken out, and log-probs of other models."""
+    redacted = _redacted(run, tree.execution_id)
+    teachers = _teachers(run, set(tree.node_id))
+    for i, row in enumerate(rows):
+        if names := tree.message_blobs(i):
+            row["messages"] = blobs.of(names)
+        if row["kind"] == "output" and (spans := tree.versions(i)) is not None:
+            row["versions"] = [[f"{s.policy_id}:{s.n}", s.start, s.end] for s in spans]
+        if tree.counted_N[i]:
+            row["counted"] = True
+        if row["node_id"] in redacted:
+            row["redacted"] = redacted[row["node_id"]]
+        if row["node_id"] in teachers:
+            row["teachers"] = teachers[row["node_id"]]
+
+
+def _redacted(run: Run, execution_id: str) -> dict[str, list[str]]:
+    nodes = run.table("nodes").select(("node_id", "execution_id", "redacted"))
+    found = nodes.filter(pc.is_valid(nodes.column("redacted")))
+    found = found.filter(pc.equal(found.column("execution_id"), execution_id))
+    return dict(zip(found.column("node_id").to_pylist(), found.column("redacted").to_pylist(), strict=True))
+
+
+def _teachers(run: Run, node_ids: set[str]) -> dict[str, list[dict[str, Any]]]:
+    """Log-probs that another model, or the trainer, gave to recorded tokens."""
+    table = run.table("teacher_logprobs")
+    found: dict[str, list[dict[str, Any]]] = {}
+    if table.num_rows:
+        table = table.filter(pc.is_in(table.column("node_id"), value_set=pa.array(sorted(node_ids))))
+        for row in from_table("teacher_logprobs", table):
+            one = {"teacher": row.teacher, "logprobs": [round(float(x), 6) for x in row.logprobs]}
+            found.setdefault(row.node_id, []).append(one)
+    return found
+
+
+def _rows_per_execution(run: Run) -> dict[str, int]:
+    """Rows that tell of an execution: when the number changes there is something new to show."""
+    total: Counter[str] = Counter()
+    for name in ("calls", "deliveries", "executions", "scores", "environments"):
+        for item in run.table(name).column("execution_id").value_counts().to_pylist():
+            total[item["values"]] += item["counts"]
+    return total
+
+
+def _counts(table: pa.Table, column: str) -> dict[str, int]:
+    return {item["values"]: item["counts"] for item in table.column(column).value_counts().to_pylist()}
+
+
+def _spread(calls: pa.Table) -> dict[str, Any]:
+    """Values of every call for the plots: contexts and outputs in tokens, durations in seconds."""
+    step = max(1, -(-calls.num_rows // _MAX_VALUES))
+    if step > 1:
+        calls = calls.take(pa.array(np.arange(0, calls.num_rows, step)))
+    took = pc.subtract(calls.column("ended_at"), calls.column("started_at"))
+    seconds = [None if value is None else value.total_seconds() for value in took.to_pylist()]
+    return {
+        "context": calls.column("prompt_tokens").to_pylist(),
+        "output": calls.column("output_tokens").to_pylist(),
+        "seconds": seconds,
+        "every": step,
+    }
+
+
+def _of_execution(run: Run, name: str, execution_id: str) -> list[dict[str, Any]]:
+    table = run.table(name)
+    table = table.filter(pc.equal(table.column("execution_id"), execution_id))
+    rows: list[dict[str, Any]] = plain([asdict(row) for row in from_table(name, table)])
+    return rows
+
