@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gyre_data.execution import executions, find
-from gyre_data.show.commands import _run_and_execution
+from gyre_data.show.target import split_run, targets
 
 from .report import write_report
 from .server import ViewServer
@@ -19,31 +18,41 @@ __all__ = ["view"]
 
 
 def view(
-    run: Annotated[str | None, typer.Argument(help="Run folder; left out, the run made last.")] = None,
-    execution: Annotated[str | None, typer.Argument(help="Start of an execution's id: the page opens there.")] = None,
+    run: Annotated[str | None, typer.Argument(help="Run folder, or sample; left out, the run made last.")] = None,
+    execution: Annotated[
+        str | None, typer.Argument(help="Start of an id, or EXECUTION:CALL: the page opens there.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write one HTML file that needs no network, and serve nothing.")
+        Path | None, typer.Option("-o", "--out", help="Write one HTML file that needs no network; serve nothing.")
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, open no browser.")] = False,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.")] = 0,
     remote: Annotated[
-        bool, typer.Option("--remote", help="Allow a --host that others can reach; asks each browser for a token.")
+        bool, typer.Option("--remote", help="Allow a --host that others reach; each browser needs the printed token.")
     ] = False,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
 ) -> None:
-    """Look at a run in the browser: trees, lanes over time, conversations, tokens; follows it while it is recorded."""
-    opened, prefix = _run_and_execution(run, execution)
+    """Look at a run in the browser: trees, lanes over time, conversations, tokens. Follows a run being recorded.
+
+    With -o, one file that anyone can open: the whole run, or the one execution that is named.
+    """
+    opened, rest = split_run([word for word in (run, execution) if word is not None], 1)
+    found = targets(opened, rest)[0] if rest else None
     if out is not None:
-        written = write_report(opened, out, execution=prefix, j_max=j_max or None)
-        typer.echo(f"{written}: {written.stat().st_size / 1e6:.1f} MB, opens in any browser, needs no network")
+        only = found.execution.execution_id if found else None
+        written = write_report(opened, out, execution=only, j_max=j_max or None)
+        size = f"{written.stat().st_size / 1e6:.1f} MB"
+        typer.echo(f"{written}: {size}, opens in any browser without network; it holds every text of the run")
         return
     token = os.environ.get("GYRE_VIEW_TOKEN")
     with ViewServer(opened, host=host, port=port, remote=remote, token=token, j_max=j_max or None) as server:
-        url = server.url + (f"#e={find(executions(opened), prefix)}" if prefix else "")
-        typer.echo(f"{opened.path} at {url}   ^C stops")
+        url = (
+            server.url_of(found.execution.execution_id, found.call.call_id if found.number else None)
+            if found
+            else server.url
+        )
+        typer.echo(f"{opened.path} at {url}\n^C stops")
         if not no_open:
             webbrowser.open(url)
         server.serve_forever()
-
-

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from gyre_data.admission import admit
 from gyre_data.arrays import from_table
-from gyre_data.counts import stats
 from gyre_data.execution import Execution, ExecutionInfo
 from gyre_data.links import compactions, sub_agents
 from gyre_data.listing import list_executions
 from gyre_data.reader import Run
+from gyre_data.run_stats import stats
 from gyre_data.show.outline import outline
 from gyre_data.show.tree_json import tree_json
 from gyre_data.tree import Tree
@@ -33,7 +33,6 @@ from .texts import Texts
 __all__ = ["execution_model", "node_tokens", "plain", "run_figures", "run_model"]
 
 _FACTS = ("mode", "policy", "tokenizer", "template", "context_window", "thinking", "parser", "created_at")
-_MAX_VALUES = 20_000  # beyond it a distribution is a sample of evenly spaced calls; the page says so
 
 
 def plain(value: Any) -> Any:
@@ -52,7 +51,7 @@ def plain(value: Any) -> Any:
 
 
 def run_model(run: Run) -> dict[str, Any]:
-    """The run at a glance: a row per execution, counts of what is wrong, distributions. No tree is loaded."""
+    """The run at a glance: a row per execution, and counts of what is wrong. No tree is loaded."""
     calls = run.table("calls")
     rows = _rows_per_execution(run)
     info = run.info
@@ -67,12 +66,11 @@ def run_model(run: Run) -> dict[str, Any]:
             "role": _counts(calls, "agent_role"),
             "total": calls.num_rows,
         },
-        "spread": _spread(calls),
     }
 
 
 def run_figures(run: Run, *, j_max: int | None = 5) -> dict[str, Any]:
-    """What needs every tree: sharing, what would be trained, and which executions are admitted and why not."""
+    """What needs every tree: sharing, distributions, what would be trained, and why executions are not admitted."""
     admission = admit(run, j_max=j_max)
     told: dict[str, dict[str, Any]] = {
         e.execution_id: {
@@ -88,9 +86,7 @@ def run_figures(run: Run, *, j_max: int | None = 5) -> dict[str, Any]:
         if left_out.call_id is None and left_out.node_id is None:
             why = {"admitted": False, "reason": str(left_out.reason), "detail": left_out.detail}
             told.setdefault(left_out.execution_id, why)
-    groups = [
-        {name: plain(getattr(g, name)) for name in g.__slots__ if name != "run"} for g in admission.groups
-    ]
+    groups = [{name: plain(getattr(g, name)) for name in g.__slots__ if name != "run"} for g in admission.groups]
     return {"stats": plain(stats(run, j_max=j_max).to_json()), "admission": told, "groups": groups, "j_max": j_max}
 
 
@@ -113,13 +109,18 @@ def execution_model(
             row["tools_blob"] = blobs.of([call.tools_blob])[0]
     _add_to_nodes(run, tree, told["nodes"], blobs)
     named = {number for row in told["nodes"] for number in row.get("messages", ())}
-    told["previews"] = {number: texts.preview(blobs.ids[number]) for number in sorted(named)}
+    told["previews"] = {number: texts.line(blobs.ids[number]) for number in sorted(named)}
     told["blobs"] = blobs.ids
     told["compactions"] = [asdict(one) for one in compactions(tree)]
     told["sub_agents"] = [plain(asdict(one)) for one in sub_agents(tree)]
     told["environments"] = _of_execution(run, "environments", execution.execution_id)
     told["running"] = info.running
-    return {**told, "execution": plain(told["execution"]), "calls": plain(told["calls"]), "scores": plain(told["scores"])}
+    return {
+        **told,
+        "execution": plain(told["execution"]),
+        "calls": plain(told["calls"]),
+        "scores": plain(told["scores"]),
+    }
 
 
 def node_tokens(tree: Tree, nodes: Iterable[int]) -> tuple[bytes, bytes]:
@@ -199,24 +200,8 @@ def _counts(table: pa.Table, column: str) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in table.column(column).value_counts().to_pylist()}
 
 
-def _spread(calls: pa.Table) -> dict[str, Any]:
-    """Values of every call for the plots: contexts and outputs in tokens, durations in seconds."""
-    step = max(1, -(-calls.num_rows // _MAX_VALUES))
-    if step > 1:
-        calls = calls.take(pa.array(np.arange(0, calls.num_rows, step)))
-    took = pc.subtract(calls.column("ended_at"), calls.column("started_at"))
-    seconds = [None if value is None else value.total_seconds() for value in took.to_pylist()]
-    return {
-        "context": calls.column("prompt_tokens").to_pylist(),
-        "output": calls.column("output_tokens").to_pylist(),
-        "seconds": seconds,
-        "every": step,
-    }
-
-
 def _of_execution(run: Run, name: str, execution_id: str) -> list[dict[str, Any]]:
     table = run.table(name)
     table = table.filter(pc.equal(table.column("execution_id"), execution_id))
     rows: list[dict[str, Any]] = plain([asdict(row) for row in from_table(name, table)])
     return rows
-

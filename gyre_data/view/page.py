@@ -82,8 +82,9 @@ def _link(name: str, done: dict[str, str], above: tuple[str, ...]) -> None:
     body = _IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_variable(m[2])};\n", source)
     body = _EXPORT.sub(r"\1 \2", body)
     if left := _LEFT_OVER.search(body):
-        raise ValueError(f"{name}.js: wanted `import {{ a }} from \"./x.js\";` or `export` before a declaration, "
-                         f"got {left[0]!r}")
+        raise ValueError(
+            f'{name}.js: wanted `import {{ a }} from "./x.js";` or `export` before a declaration, got {left[0]!r}'
+        )
     done[name] = f"const {_variable(name)} = (() => {{\n{body}return {{ {', '.join(names)} }};\n}})();\n"
 
 

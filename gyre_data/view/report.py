@@ -68,7 +68,7 @@ def _chunks(run: Run, wanted: Sequence[str], j_max: int | None) -> Iterator[Chun
         yield from bundles.add(model["blobs"])
     yield from bundles.rest()
     yield _json("bundles", bundles.place)
-    vocabulary = Vocabulary(run.info.get("tokenizer"))
+    vocabulary = Vocabulary(run)
     yield _json("vocabulary", {"problem": vocabulary.problem, "texts": vocabulary.texts(ids)})
 
 
@@ -120,5 +120,3 @@ class _Bundles:
             yield _json(f"texts:{self._number}", self._open)
             self._open, self._num_chars = {}, 0
             self._number += 1
-
-

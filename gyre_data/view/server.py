@@ -13,13 +13,12 @@ import ipaddress
 import json
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from gyre_data.errors import ConfigError, DataError, GyreError
 from gyre_data.execution import Execution, executions, find
@@ -121,7 +120,7 @@ class Following:
         """Texts of token ids, or why there are none."""
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self._run.info.get("tokenizer"))
+                self._vocabulary = Vocabulary(self._run)
             return {"problem": self._vocabulary.problem, "texts": self._vocabulary.texts(ids)}
 
     def _load(self, execution_id: str) -> Execution:
@@ -178,6 +177,10 @@ class ViewServer(ThreadingHTTPServer):
         """Address of the page, with the token where one is asked for."""
         shown = f"[{self.host}]" if ":" in self.host.strip("[]") else self.host
         return f"http://{shown}:{self.server_address[1]}/" + (f"?token={self.token}" if self.token else "")
+
+    def url_of(self, execution_id: str, call_id: str | None = None) -> str:
+        """Address of an execution, or of a call of it."""
+        return f"{self.url}#e={quote(execution_id)}" + (f"&c={quote(call_id)}" if call_id else "")
 
     def server_close(self) -> None:
         """Stop following and close the socket."""

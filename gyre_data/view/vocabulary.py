@@ -1,4 +1,4 @@
-"""Texts of token ids by the tokenizer that the run names, when it is on this machine.
+"""Texts of single token ids by the tokenizer that the run names, when it can be had here.
 
 Without it the page shows ids and says why. One id is decoded by itself, so a character that spans several tokens shows
 as U+FFFD in each: the ids are what was recorded, texts are a help.
@@ -7,8 +7,9 @@ as U+FFFD in each: the ids are what was recorded, texts are a help.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+
+from gyre_data.decode import decoder
+from gyre_data.reader import Run
 
 __all__ = ["Vocabulary"]
 
@@ -16,34 +17,20 @@ __all__ = ["Vocabulary"]
 class Vocabulary:
     """Decodes single ids; `problem` says why there is no text."""
 
-    def __init__(self, tokenizer: str | None) -> None:
-        self.name = tokenizer
-        self.problem: str | None = None
-        self._tokenizer: Any = None
+    def __init__(self, run: Run) -> None:
+        self._decode = decoder(run)
         self._known: dict[int, str] = {}
-        file = Path(tokenizer) if tokenizer else None
-        if file is None:
-            self.problem = "run.json names no tokenizer"
-            return
-        file = file / "tokenizer.json" if file.is_dir() else file
-        if not file.is_file():
-            self.problem = f"the run's tokenizer {tokenizer} is not on this machine"
-            return
-        try:
-            from tokenizers import Tokenizer  # an extra: nothing else of the page needs it
-        except ImportError:
-            self.problem = "the Python package tokenizers is not installed"
-            return
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001  the library raises plain Exception for a damaged file
-            self.problem = f"the run's tokenizer {file} cannot be read: {error}"
+        named = run.info.get("tokenizer")
+        self.problem: str | None = None
+        if self._decode is None:
+            here = "or the Python package tokenizers, is not on this machine"
+            self.problem = f"the tokenizer {named}, {here}" if named else "run.json names no tokenizer"
 
     def texts(self, ids: Iterable[int]) -> dict[int, str]:
         """Text by id; empty without a tokenizer."""
-        if self._tokenizer is None:
+        if self._decode is None:
             return {}
         wanted = set(ids)
         for one in wanted - self._known.keys():
-            self._known[one] = self._tokenizer.decode([one], skip_special_tokens=False)
+            self._known[one] = self._decode([one])
         return {one: self._known[one] for one in wanted}

@@ -15,12 +15,13 @@ function draw() {
   const counts = raw.counts;
   const bad = [[counts.calls_failed, "failed"], [counts.calls_aborted, "aborted"], [counts.calls_undelivered, "undelivered"]].filter(([n]) => n);
   const lasted = seconds(info.started_at, info.ended_at);
+  const stopped = state.run.executions.find((one) => one.execution_id === e.id)?.state === "interrupted";
   const ended = info.end_reason && info.end_reason !== "finished";
   fill($("head"),
     h("h2", { title: info.execution_id }, info.task_id ? `${info.task_id}${info.sample_index === null ? "" : ` #${info.sample_index}`}` : info.execution_id),
     h("code.dim", null, info.execution_id),
     info.harness ? h("span", null, [info.harness, info.harness_version].filter(Boolean).join(" ")) : null,
-    raw.running ? h("span.good", null, "running") : h("span", { class: ended ? "warn" : "dim" }, words(info.end_reason)),
+    raw.running ? h(stopped ? "span.bad" : "span.good", null, stopped ? "interrupted" : "running") : h("span", { class: ended ? "warn" : "dim" }, words(info.end_reason)),
     lasted !== null ? h("span.dim", null, took(lasted)) : null,
     h("span", null, many(counts.calls, "call"), bad.map(([n, what]) => h("span.bad", null, ` ${int(n)} ${what}`))),
     h("span", null, `${int(counts.message_nodes)} nodes`, h("span.dim", null, ` ${int(counts.occurrences)} expanded`)),

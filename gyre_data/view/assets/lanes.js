@@ -6,7 +6,7 @@ import { callsOf, laneName } from "./model.js";
 import { on, state, tell } from "./store.js";
 import { hideTip, showTip } from "./tip.js";
 
-const GUTTER = 116;
+const GUTTER = 140;
 const TALL = 74;
 const LOW = 34;
 const AXIS = 18;
@@ -88,7 +88,7 @@ function drawLane(svg, e, lane, { y, height }, scale, top) {
   const bottom = y + height - 8;
   const level = (tokens) => bottom - ((tokens || 0) / top) * (height - 16);
   svg.append(s("line", { x1: GUTTER, x2: "100%", y1: bottom, y2: bottom, class: "base" }));
-  const name = s("text", { x: 10, y: y + 13, class: `lane-name${lane.kind === "unknown" ? " bad" : ""}` }, laneName(lane).slice(0, 16));
+  const name = s("text", { x: 10, y: y + 13, class: `lane-name${lane.kind === "unknown" ? " bad" : ""}` }, laneName(lane));
   name.append(s("title", null, `${laneName(lane)}${lane.title ? `: ${lane.title}` : ""}`));
   const peak = Math.max(0, ...lane.segments.flatMap(callsOf).map((n) => e.context(e.call(n)) || 0));
   svg.append(name, s("text", { x: 10, y: y + 26, class: "tick" }, `${int(lane.num_calls)} · ${amount(peak)}`));

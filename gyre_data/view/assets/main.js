@@ -30,7 +30,7 @@ async function start() {
   const asked = readAddress();
   state.run = await state.source.run();
   const { path, info } = state.run;
-  fill($("where"), h("code", { title: path }, path), [info.mode, info.policy].filter(Boolean).map((fact) => h("span.dim", null, fact)));
+  fill($("where"), h("code", { title: path }, h("bdi", null, path)), [info.mode, info.policy].filter(Boolean).map((fact) => h("span.dim", null, fact)));
   showTotals();
   const withCalls = state.run.executions.filter((one) => one.num_calls);
   const first = state.run.executions.find((one) => one.execution_id === asked.e) || withCalls[withCalls.length - 1];
@@ -229,7 +229,6 @@ async function refresh() {
   const rows = (list) => list.find((one) => one.execution_id === id)?.num_rows;
   showTotals();
   showExecutions();
-  tell("run");
   if (!id) {
     const first = state.run.executions.find((one) => one.num_calls);
     if (first) await openExecution(first.execution_id);

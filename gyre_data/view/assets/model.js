@@ -117,5 +117,8 @@ export function callsOf(segment) {
 }
 
 export const laneName = (lane) =>
-  lane.kind === "sub_agent" ? `sub-agent ${lane.agent_id ?? ""}`.trim()
+  lane.kind === "sub_agent" ? `sub-agent ${agentName(lane.agent_id)}`.trim()
     : { main: "main", side: "side calls", unknown: "unknown role" }[lane.kind] || lane.kind;
+
+/** A client's own name of an agent, or the last signs of a long id. */
+export const agentName = (id) => (!id ? "" : id.length > 14 ? `…${id.slice(-8)}` : id);

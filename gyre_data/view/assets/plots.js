@@ -1,59 +1,81 @@
 // Distributions over the run: how long contexts and outputs are, how long calls and executions take, what they score.
 
 import { $, fill, h, s } from "./dom.js";
-import { amount, int, seconds, took } from "./format.js";
+import { amount, int, took, words } from "./format.js";
 import { on, state } from "./store.js";
 
 const WIDTH = 340;
 const HEIGHT = 120;
+const SCORE_BINS = 20;
 
 export function setUpPlots() {
-  on("tab run", () => state.tab === "plots" && draw());
+  on("tab figures", () => state.tab === "plots" && draw());
 }
+
+const TITLES = {
+  trajectory_tokens: "Tokens of a trajectory",
+  execution_tokens: "Tokens of an execution",
+  execution_calls: "Calls of an execution",
+  call_prompt_tokens: "Prompt of a call",
+  call_output_tokens: "Output of a call",
+  execution_s: "Time of an execution",
+  call_s: "Time of a call",
+  call_first_token_s: "Time to the first token",
+};
 
 function draw() {
-  const { spread, executions } = state.run;
-  const lasted = executions.map((e) => seconds(e.started_at, e.ended_at));
-  const few = spread.every > 1 ? `every ${int(spread.every)}th call` : "every call";
-  fill($("talk"), h("div.plots", null,
-    histogram("Context of a call, tokens", spread.context, { log: true, show: amount, note: few }),
-    histogram("Output of a call, tokens", spread.output, { log: true, show: amount, note: few }),
-    histogram("Time of a call", spread.seconds, { log: true, show: took, note: few }),
-    histogram("Tokens of an execution", executions.map((e) => e.num_tokens || null), { log: true, show: amount }),
-    histogram("Calls of an execution", executions.map((e) => e.num_calls || null), { log: true, show: int }),
-    histogram("Time of an execution", lasted, { log: true, show: took }),
-    histogram("Score", executions.map((e) => e.score), { log: false, show: (x) => x.toFixed(2), note: "newest scored row" })));
+  const told = state.figures?.stats.distributions;
+  if (!told) {
+    fill($("talk"), h("p.empty", null, "being counted …"));
+    return;
+  }
+  const known = Object.keys(told).filter((name) => told[name] && Array.isArray(told[name].histogram));
+  fill($("talk"), h("div.plots", null, scores(), known.map((name) => histogram(TITLES[name] || words(name), told[name]))));
 }
 
-/** Bars over equal steps, of the logarithm where values span sizes; null values are told, never counted as 0. */
-function histogram(title, values, { log, show, note }) {
-  const known = values.filter((v) => v !== null && v !== undefined && (!log || v > 0)).sort((a, b) => a - b);
-  const missing = values.length - known.length;
-  const figure = h("figure.plot", null, h("figcaption", null, h("b", null, title), h("span.dim", null, [note, missing ? `${int(missing)} unknown` : null].filter(Boolean).join(", "))));
-  if (!known.length) {
+/** The newest score of each execution; what was not scored is told, never counted as 0. */
+function scores() {
+  const values = state.run.executions.map((e) => e.score).filter((x) => x !== null).sort((a, b) => a - b);
+  const [low, high] = [Math.min(0, values[0] ?? 0), Math.max(1, values[values.length - 1] ?? 1)];
+  const step = (high - low) / SCORE_BINS;
+  const bins = new Array(SCORE_BINS).fill(0);
+  for (const value of values) bins[Math.min(SCORE_BINS - 1, Math.floor((value - low) / step))]++;
+  const at = (q) => values[Math.min(values.length - 1, Math.floor(q * values.length))];
+  return histogram("Score of an execution", {
+    unit: "score", count: values.length, unknown: state.run.executions.length - values.length,
+    edges: bins.map((_, k) => low + k * step), histogram: bins, minimum: values[0] ?? null, maximum: values[values.length - 1] ?? null,
+    quantiles: values.length ? { p50: at(0.5), p95: at(0.95) } : {},
+  }, "newest scored row of each");
+}
+
+const SHOW = { tokens: amount, seconds: took, calls: int, score: (x) => x.toFixed(2) };
+
+/** One bar a bin, empty bins at both ends left out. */
+function histogram(title, told, note) {
+  const show = SHOW[told.unit] || amount;
+  const figure = h("figure.plot", null, h("figcaption", null, h("b", null, title), h("span.dim", null, note)));
+  const from = told.histogram.findIndex((n) => n > 0);
+  if (from < 0) {
     figure.append(h("p.empty", null, "nothing to show"));
     return figure;
   }
-  const f = log ? Math.log2 : (x) => x;
-  const g = log ? (x) => 2 ** x : (x) => x;
-  const [low, high] = [f(known[0]), f(known[known.length - 1])];
-  const bins = Math.max(1, Math.min(24, Math.ceil(2 * Math.sqrt(known.length))));
-  const step = (high - low) / bins || 1;
-  const counts = new Array(bins).fill(0);
-  for (const value of known) counts[Math.min(bins - 1, Math.floor((f(value) - low) / step))]++;
-  const most = Math.max(...counts);
-  const each = WIDTH / bins;
-  const at = (q) => known[Math.min(known.length - 1, Math.floor(q * known.length))];
-  const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 18}`, role: "img", "aria-label": `${title}: median ${show(at(0.5))}, 90th percentile ${show(at(0.9))}, largest ${show(known[known.length - 1])}` });
-  counts.forEach((count, k) => {
-    const tall = count ? Math.max(2, (count / most) * (HEIGHT - 12)) : 0;
-    const bar = s("rect", { x: k * each + 1, y: HEIGHT - tall, width: Math.max(1, each - 2), height: tall, class: "bar" });
-    bar.append(s("title", null, `${show(g(low + k * step))} to ${show(g(low + (k + 1) * step))}: ${int(count)}`));
-    svg.append(bar);
-  });
-  svg.append(s("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT, class: "base" }),
-    s("text", { x: 0, y: HEIGHT + 14, class: "tick" }, show(known[0])),
-    s("text", { x: WIDTH, y: HEIGHT + 14, class: "tick", "text-anchor": "end" }, show(known[known.length - 1])));
-  figure.append(svg, h("div.line.dim", null, `n ${int(known.length)}`, h("span", null, `median ${show(at(0.5))}`), h("span", null, `p90 ${show(at(0.9))}`), h("span", null, `p99 ${show(at(0.99))}`)));
+  const to = told.histogram.length - [...told.histogram].reverse().findIndex((n) => n > 0);
+  const most = Math.max(...told.histogram);
+  const each = WIDTH / Math.max(6, to - from);
+  const svg = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 18}`, role: "img", "aria-label": `${title}: median ${show(told.quantiles.p50)}, largest ${show(told.maximum)}` });
+  for (let k = from; k < to; k++) {
+    const count = told.histogram[k];
+    const tall = count ? Math.max(2, (count / most) * (HEIGHT - 14)) : 0;
+    const x = (k - from) * each;
+    const until = k + 1 < told.edges.length ? `${show(told.edges[k])} to ${show(told.edges[k + 1])}` : `${show(told.edges[k])} and more`;
+    const bar = s("rect", { x: x + 1, y: HEIGHT - tall, width: Math.max(1, each - 2), height: tall, class: "bar", rx: 2 });
+    bar.append(s("title", null, `${until}: ${int(count)}`));
+    svg.append(bar, s("text", { x: x + each / 2, y: HEIGHT - tall - 3, class: "tick", "text-anchor": "middle" }, count && each > 16 ? int(count) : ""));
+    if (each > 26 || (k - from) % 3 === 0) svg.append(s("text", { x: x + 1, y: HEIGHT + 14, class: "tick" }, show(told.edges[k])));
+  }
+  svg.append(s("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT, class: "base" }));
+  const quantiles = Object.entries(told.quantiles).filter(([name]) => ["p50", "p95", "p99"].includes(name));
+  figure.append(svg, h("div.line.dim", null, `n ${int(told.count)}`, quantiles.map(([name, x]) => h("span", null, `${name} ${show(x)}`)), h("span", null, `max ${show(told.maximum)}`),
+    told.unknown ? h("span.warn", null, `${int(told.unknown)} unknown`) : null));
   return figure;
 }
