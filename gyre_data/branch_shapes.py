@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .distributions import Distribution, distribution
-from .node_rows import NodeRows
+from .node_rows import node_rows
 from .tree import Tables
 
 __all__ = ["BranchShape", "branch_shapes"]
@@ -65,13 +65,12 @@ def _shape(reason: str, rows: pa.Table) -> BranchShape:
 
 
 def _of_run(run: Tables) -> list[tuple[str, pa.Table]]:
-    nodes = NodeRows(run)
+    nodes = node_rows(run)
     calls = nodes.calls
-    owner_N = pc.index_in(nodes.column("call_id"), value_set=pc.unique(calls.column("call_id"))).to_numpy()
     # A call's own nodes are one chain: the first of them is the least deep.
     first_C = np.full(len(calls), -1, np.int64)
     deepest_first = np.argsort(-nodes.depth_N, kind="stable")
-    first_C[owner_N[deepest_first]] = deepest_first
+    first_C[nodes.call_N[deepest_first]] = deepest_first
     tokens_N, start_N = nodes.below(nodes.num_tokens_N), nodes.column("start_pos").to_numpy()
     leaf = nodes.place(pc.coalesce(calls.column("output_node"), calls.column("prompt_node")))
     calls_N = nodes.below(np.bincount(leaf[leaf >= 0], minlength=len(nodes)))

@@ -1,37 +1,68 @@
-"""`gyre stats --by`: the same counts cut by agent role, or verdicts cut by evaluator and group."""
+"""`gyre stats --by`: the same counts cut by agent role, client or task, or verdicts cut by evaluator and group."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
+from .counts import TreeCounts, count_tree
 from .eligible import eligibility
-from .execution import executions
+from .execution import ExecutionInfo, executions
 from .ownership import keep
+from .run_stats import execution_state
 from .schema import AgentRole, Author
 from .scores import latest_scored, scores_by_execution
 from .tree import Forest, Tables
+from .types import Call, Score
 
-__all__ = ["EvaluatorGroup", "RoleCounts", "by_evaluator", "by_role"]
+__all__ = ["CallCounts", "EvaluatorGroup", "TaskCounts", "by_client", "by_evaluator", "by_role", "by_task"]
+
+UNNAMED = "(unnamed)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RoleCounts:
-    """Calls and tokens of one agent role."""
+class CallCounts:
+    """Calls of one agent role or client, and the tokens that they added."""
 
-    role: str
+    name: str
+    executions: int
     calls: int
     distinct_tokens: int
     sampled_tokens: int
     trainable_tokens: int
     kept_tokens: int
+    false_forks: int
     not_trained: dict[str, int]
     """Calls by the reason why their output is not trained."""
+
+    def to_json(self, cut: str) -> dict[str, Any]:
+        """Plain values; the name under the word it was cut by."""
+        return {cut: self.name, **{name: value for name, value in asdict(self).items() if name != "name"}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskCounts:
+    """Executions of one task over all runs."""
+
+    task: str
+    groups: int
+    executions: int
+    by_state: dict[str, int]
+    calls: int
+    distinct_tokens: int
+    sharing: float | None
+    sampled_tokens: int
+    trainable_tokens: int
+    kept_tokens: int
+    duration_p50_s: float | None
+    scores: dict[str, float]
+    """Mean of the latest scored verdicts, by evaluator; an execution without one is in no mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,40 +83,117 @@ class EvaluatorGroup:
     maximum: float | None
 
 
-def by_role(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[RoleCounts]:
+def by_role(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[CallCounts]:
     """Counts per role, in the order of roles; a role without calls is left out."""
-    calls, distinct, sampled, trainable, kept = (Counter[str]() for _ in range(5))
-    reasons: dict[str, Counter[str]] = {}
+    found = {row.name: row for row in _by_call(runs, lambda call: str(call.agent_role), j_max)}
+    return [found[name] for name in map(str, AgentRole) if name in found and found[name].calls]
+
+
+def by_client(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[CallCounts]:
+    """Counts per client, as it named itself with its version; most calls first."""
+    found = _by_call(runs, lambda call: call.client or UNNAMED, j_max)
+    return sorted((row for row in found if row.calls), key=lambda row: (-row.calls, row.name))
+
+
+_FIGURES = ("calls", "distinct_tokens", "sampled_tokens", "trainable_tokens", "kept_tokens", "false_forks")
+
+
+def _by_call(runs: Tables | Sequence[Tables], name_of: Callable[[Call], str], j_max: int | None) -> list[CallCounts]:
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    holders: Counter[str] = Counter()
     for run in _every(runs):
         forest = Forest(run)
         for execution_id in forest.execution_ids:
             tree = forest.tree(execution_id)
             judged = eligibility(tree)
-            trajectories, _ = keep(tree, judged, j_max=j_max)
-            owned = {i for t in trajectories for i in t.owned}
-            role = {call.call_id: str(call.agent_role) for call in tree.calls}
-            calls.update(role.values())
+            owned = [i for t in keep(tree, judged, j_max=j_max)[0] for i in t.owned]
+            name = {call.call_id: name_of(call) for call in tree.calls}
+            names = sorted({*name.values(), str(AgentRole.UNKNOWN)})
+            code_N = np.array(
+                [names.index(name.get(call_id, str(AgentRole.UNKNOWN))) for call_id in tree.call_of_N], np.int64
+            )
+            masks: dict[str, npt.NDArray[Any]] = {
+                "distinct_tokens": np.ones(len(tree), np.bool_),
+                "sampled_tokens": (tree.author_N == Author.POLICY) | (tree.author_N == Author.PROVIDER),
+                "trainable_tokens": judged.trainable_N,
+                "kept_tokens": np.isin(np.arange(len(tree)), owned),
+            }
+            for figure, mask in masks.items():
+                whole = np.bincount(code_N, weights=tree.num_tokens_N * mask, minlength=len(names))
+                for one, value in zip(names, whole.tolist(), strict=True):
+                    sums[one][figure] += int(value)
+            holders.update(set(name.values()))
+            for call in tree.calls:
+                sums[name[call.call_id]].update(calls=1, false_forks=int(call.fork_check is not None))
             for call_id, (reason, _) in judged.reasons.items():
-                reasons.setdefault(role[call_id], Counter())[str(reason)] += 1
-            for i, num_tokens in enumerate(tree.num_tokens_N.tolist()):
-                name = role.get(str(tree.call_of_N[i]), str(AgentRole.UNKNOWN))
-                distinct[name] += num_tokens
-                sampled[name] += num_tokens if tree.author_N[i] in (Author.POLICY, Author.PROVIDER) else 0
-                trainable[name] += num_tokens if judged.trainable_N[i] else 0
-                kept[name] += num_tokens if i in owned else 0
+                reasons[name[call_id]][str(reason)] += 1
     return [
-        RoleCounts(
-            role=name,
-            calls=calls[name],
-            distinct_tokens=distinct[name],
-            sampled_tokens=sampled[name],
-            trainable_tokens=trainable[name],
-            kept_tokens=kept[name],
-            not_trained=dict(sorted(reasons.get(name, Counter()).items())),
+        CallCounts(
+            name=one,
+            executions=holders[one],
+            not_trained=dict(sorted(reasons[one].items())),
+            **{figure: figures[figure] for figure in _FIGURES},
         )
-        for name in map(str, AgentRole)
-        if calls[name]
+        for one, figures in sums.items()
     ]
+
+
+def by_task(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[TaskCounts]:
+    """Executions, tokens and mean scores per task, by name; executions without a task stand together at the end."""
+    infos: dict[str | None, list[ExecutionInfo]] = defaultdict(list)
+    groups: dict[str | None, set[tuple[int, str]]] = defaultdict(set)
+    states: dict[str | None, Counter[str]] = defaultdict(Counter)
+    trees: dict[str | None, TreeCounts] = defaultdict(TreeCounts)
+    values: dict[str | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number, run in enumerate(_every(runs)):
+        forest, scores = Forest(run), scores_by_execution(run)
+        for info in executions(run).values():
+            task, rows = info.task_id, scores.get(info.execution_id, [])
+            infos[task].append(info)
+            groups[task] |= {(number, info.group_id)} if info.group_id is not None else set()
+            states[task][execution_state(info, rows)] += 1
+            for evaluator, value in _latest(rows).items():
+                values[task][evaluator].append(value)
+            if info.execution_id in forest:
+                trees[task] += count_tree(forest.tree(info.execution_id), j_max=j_max)
+    order = sorted(infos, key=lambda task: (task is None, task or ""))
+    return [_task(task, infos[task], len(groups[task]), states[task], trees[task], values[task]) for task in order]
+
+
+def _task(
+    task: str | None,
+    infos: Sequence[ExecutionInfo],
+    groups: int,
+    states: Counter[str],
+    trees: TreeCounts,
+    values: dict[str, list[float]],
+) -> TaskCounts:
+    took = [(e.ended_at - e.started_at).total_seconds() for e in infos if e.ended_at and e.started_at]
+    return TaskCounts(
+        task=UNNAMED if task is None else task,
+        groups=groups,
+        executions=len(infos),
+        by_state=dict(states),
+        calls=trees.calls,
+        distinct_tokens=trees.distinct_tokens,
+        sharing=trees.sharing,
+        sampled_tokens=trees.sampled_tokens,
+        trainable_tokens=trees.trainable_tokens,
+        kept_tokens=trees.kept_tokens,
+        duration_p50_s=float(np.median(took)) if took else None,
+        scores={name: math.fsum(found) / len(found) for name, found in sorted(values.items())},
+    )
+
+
+def _latest(rows: Sequence[Score]) -> dict[str, float]:
+    """The value that counts, by evaluator."""
+    latest = {name: latest_scored(rows, name) for name in {row.evaluator for row in rows}}
+    return {
+        name: row.value
+        for name, row in latest.items()
+        if row is not None and row.value is not None and math.isfinite(row.value)
+    }
 
 
 def by_evaluator(runs: Tables | Sequence[Tables]) -> list[EvaluatorGroup]:

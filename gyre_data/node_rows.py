@@ -17,15 +17,19 @@ import pyarrow.compute as pc
 from .errors import CorruptError
 from .tree import Tables
 
-__all__ = ["NodeRows", "flat_lists"]
+__all__ = ["NodeRows", "flat_lists", "node_rows"]
 
 _DEEPEST = 40  # doublings: a path of 2^40 nodes is a circle
 
 
 class NodeRows:
-    """Small columns of the nodes whose call was committed; `row_N` are their rows in the table."""
+    """Small columns of the nodes whose call was committed; `row_N` are their rows in the table.
+
+    It gives the tables of its run too, so that whatever takes a run takes this, and several figures share the work.
+    """
 
     def __init__(self, run: Tables) -> None:
+        self.run = run
         nodes = run.table("nodes")
         self.calls = run.table("calls")
         known = pc.unique(self.calls.column("call_id"))
@@ -35,6 +39,10 @@ class NodeRows:
 
     def __len__(self) -> int:
         return len(self.row_N)
+
+    def table(self, name: str) -> pa.Table:
+        """A table of the run."""
+        return self.run.table(name)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column for these nodes; a copy, so not for tokens or log-probs."""
@@ -46,6 +54,13 @@ class NodeRows:
         length = pc.list_value_length(self._nodes.column("token_ids"))
         whole: npt.NDArray[np.int64] = pc.coalesce(self._nodes.column("counted_tokens"), length).to_numpy()
         return whole[self.row_N]
+
+    @cached_property
+    def call_N(self) -> npt.NDArray[np.int64]:
+        """Row in `calls` of the call that added each node."""
+        known = self.calls.column("call_id")
+        found: npt.NDArray[np.int64] = pc.index_in(self.column("call_id"), value_set=known).to_numpy()
+        return found
 
     @cached_property
     def parent_N(self) -> npt.NDArray[np.int64]:
@@ -78,6 +93,11 @@ class NodeRows:
         for level in reversed(np.split(order, cuts)[1:]):
             np.add.at(out, self.parent_N[level], out[level])
         return out
+
+
+def node_rows(run: Tables) -> NodeRows:
+    """The arrays of a run; as they are when it is them already."""
+    return run if isinstance(run, NodeRows) else NodeRows(run)
 
 
 def flat_lists(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.ChunkedArray]:

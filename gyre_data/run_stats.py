@@ -21,6 +21,7 @@ from .execution import ExecutionInfo, executions
 from .forecast import Forecast, forecast
 from .hosted import Hosted, Prices, hosted
 from .mismatch import Mismatch, mismatch
+from .node_rows import NodeRows
 from .outages import Outage, evaluator_name, outages
 from .schema import ScoreStatus
 from .scores import scores_by_execution
@@ -29,9 +30,9 @@ from .tools import ToolShares, by_tool, num_messages
 from .tree import Tables
 from .types import Score
 
-__all__ = ["TOOL_MESSAGES", "EvaluatorCounts", "Stats", "stats"]
+__all__ = ["TOOL_MESSAGES", "EvaluatorCounts", "Stats", "execution_state", "stats"]
 
-TOOL_MESSAGES = 10_000
+TOOL_MESSAGES = 4_000
 """Runs with more messages than this get their tool shares only with `--by tool`: reading these is about a second."""
 
 
@@ -131,14 +132,15 @@ def stats(
         scores, total = scores_by_execution(run), total + count_run(run, j_max=j_max)
         for info in executions(run).values():
             known.append(info)
-            states[_state(info, scores.get(info.execution_id, ()))] += 1
+            states[execution_state(info, scores.get(info.execution_id, ()))] += 1
             if info.group_id is not None:
                 groups.add((number, info.group_id))
         rows += [row for found in scores.values() for row in found]
         failed += outages(scores)
     bills = [bill for run in every if (bill := hosted(run, prices)) is not None]
     spread = distributions(every, known, total.trajectory_lengths)
-    messages = num_messages(every)
+    nodes = [NodeRows(run) for run in every]
+    messages = num_messages(nodes)
     left_out = {} if messages <= TOOL_MESSAGES else {"tools": f"--by tool: {messages:,} messages to read"}
     if model is None:
         left_out["forecast"] = "--model MODEL"
@@ -154,17 +156,18 @@ def stats(
         j_max=j_max,
         hosted=sum(bills, Hosted()) if bills else None,
         distributions=spread,
-        branch_shapes=branch_shapes(every),
+        branch_shapes=branch_shapes(nodes),
         outages=tuple(failed),
-        staleness=staleness(every, trainer=trainer),
+        staleness=staleness(nodes, trainer=trainer),
         mismatch=mismatch(every, trainer=trainer),
-        tools=by_tool(every) if messages <= TOOL_MESSAGES else None,
+        tools=by_tool(nodes) if messages <= TOOL_MESSAGES else None,
         forecast=None if model is None else forecast(every, model),
         left_out=left_out,
     )
 
 
-def _state(info: ExecutionInfo, scores: Iterable[Score]) -> str:
+def execution_state(info: ExecutionInfo, scores: Iterable[Score]) -> str:
+    """scored, running, evaluator_failed (tried, never scored) or unscored."""
     status = {score.status for score in scores}
     if ScoreStatus.SCORED in status:
         return "scored"

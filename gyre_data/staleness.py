@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from .execution import ExecutionInfo, executions
 from .ledger import ledger, steps
-from .node_rows import NodeRows, flat_lists
+from .node_rows import NodeRows, flat_lists, node_rows
 from .schema import Author, NodeKind
 from .tree import Tables
 from .types import LedgerRow, PolicyVersion, Step
@@ -126,7 +126,7 @@ def _group(info: ExecutionInfo) -> tuple[object, ...]:
 
 def _against_newest(run: Tables, found: _Found) -> None:
     infos = list(executions(run).values())
-    nodes = NodeRows(run)
+    nodes = node_rows(run)
     spans = _Spans(nodes, np.arange(len(nodes)))
     found.tokens_unknown += spans.unknown
     policy = spans.newest_policy(nodes)
@@ -151,7 +151,7 @@ def _against_newest(run: Tables, found: _Found) -> None:
 def _consumed(run: Tables, trainer: Tables, found: _Found) -> None:
     made = steps(trainer)
     lineage, before = _Lineage(made), {step.step: step for step in made}
-    infos, nodes = executions(run), NodeRows(run)
+    infos, nodes = executions(run), node_rows(run)
     rows: dict[int, dict[str, list[LedgerRow]]] = defaultdict(lambda: defaultdict(list))
     for row in ledger(trainer):
         if row.execution_id in infos:
@@ -209,7 +209,5 @@ class _Spans:
         """The policy that sampled in the call which started last."""
         if not len(self.policy_S):
             return None
-        calls = nodes.calls
-        owner = pc.index_in(nodes.column("call_id"), value_set=pc.unique(calls.column("call_id"))).to_numpy()
-        started_C = pc.cast(calls.column("started_at"), pa.int64()).to_numpy()
-        return str(self.policy_S[int(np.argmax(started_C[owner[self._node_S]]))])
+        started_C = pc.cast(nodes.calls.column("started_at"), pa.int64()).to_numpy()
+        return str(self.policy_S[int(np.argmax(started_C[nodes.call_N[self._node_S]]))])

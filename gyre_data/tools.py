@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .node_rows import NodeRows, flat_lists
+from .node_rows import NodeRows, flat_lists, node_rows
 from .path import MINTED_CALL, minted_number
 from .reader import unpack_blob
 from .schema import Author, NodeKind
@@ -107,7 +107,7 @@ class _Totals:
 
 def num_messages(runs: Sequence[Tables]) -> int:
     """Messages that `by_tool` would read at most: what to ask before asking for it."""
-    return sum(len(pc.unique(_blob_ids(NodeRows(run))[1])) for run in runs)
+    return sum(len(pc.unique(_blob_ids(node_rows(run))[1])) for run in runs)
 
 
 def by_tool(runs: Tables | Sequence[Tables]) -> ToolShares:
@@ -138,7 +138,7 @@ def by_tool(runs: Tables | Sequence[Tables]) -> ToolShares:
 
 
 def _add_run(run: Tables, totals: _Totals) -> None:
-    nodes = NodeRows(run)
+    nodes = node_rows(run)
     if not len(nodes):
         return
     sampled_N = pc.is_in(nodes.column("author"), value_set=pa.array([str(one) for one in _SAMPLED])).to_numpy()

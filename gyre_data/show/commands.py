@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from gyre_data.breakdown import by_evaluator, by_role
+from gyre_data.breakdown import by_client, by_evaluator, by_role, by_task
 from gyre_data.execution import executions, find
 from gyre_data.hosted import Prices
+from gyre_data.outages import outages
+from gyre_data.reader import Run
 from gyre_data.run_stats import stats as count_runs
+from gyre_data.scores import scores_by_execution
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
+from gyre_data.tools import by_tool
 
+from .breakdown_text import call_lines, evaluator_lines, task_lines, tool_lines
+from .layout import screen, show
 from .remote import append_score
-from .stats_text import breakdown_lines, stats_lines
+from .stats_text import stats_lines
 
 __all__ = ["By", "score", "stats"]
 
@@ -31,7 +36,10 @@ class By(StrEnum):
     """What `gyre stats --by` cuts by."""
 
     ROLE = "role"
+    TOOL = "tool"
+    TASK = "task"
     EVALUATOR = "evaluator"
+    CLIENT = "client"
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -40,8 +48,13 @@ JMax = Annotated[int, typer.Option("--j-max", help="Trajectories kept per execut
 
 def stats(
     runs: Annotated[list[Path] | None, typer.Argument(help="Run folders; left out, the run made last.")] = None,
-    by: Annotated[
-        By | None, typer.Option(help="Cut the counts by role, or the verdicts by evaluator and group.")
+    by: Annotated[By | None, typer.Option(help="Cut the counts, or the verdicts by evaluator and group.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Forecast training: a model's name or folder."),
+    ] = None,
+    trainer: Annotated[
+        Path | None, typer.Option(help="A training run's output folder: staleness and mismatch of what it consumed.")
     ] = None,
     prices: Annotated[
         Path | None, typer.Option(help="Price table for hosted models (TOML); left out, the dated one of this release.")
@@ -49,20 +62,41 @@ def stats(
     as_json: Json = False,
     j_max: JMax = 5,
 ) -> None:
-    """Count what runs hold: executions, nodes and tokens, how much is shared, roles, forks, evaluators, hosted cost."""
+    """Count what runs hold: executions, tokens and how much is shared, tools, forks, evaluators, ages, hosted cost."""
     opened = [open_run(find_run(path)) for path in runs] if runs else [open_run(find_run())]
+    console = screen()
     if by is not None:
-        rows = by_role(opened, j_max=j_max or None) if by is By.ROLE else by_evaluator(opened)
-        if as_json:
-            _print_json([asdict(row) for row in rows])
-        else:
-            _print(breakdown_lines(rows))
-        return
-    found = count_runs(opened, j_max=j_max or None, prices=Prices.load(prices))
+        value, lines = _cut(opened, by, j_max or None, console.width)
+    else:
+        found = count_runs(
+            opened,
+            j_max=j_max or None,
+            prices=Prices.load(prices),
+            trainer=None if trainer is None else open_run(trainer),
+            model=model,
+        )
+        where = " ".join(str(run.path) for run in opened)
+        value, lines = found.to_json(), stats_lines(found, where=where, width=console.width)
     if as_json:
-        _print_json(found.to_json())
-        return
-    _print(stats_lines(found, where=" ".join(str(run.path) for run in opened)))
+        _print_json(value)
+    else:
+        show(lines, console)
+
+
+def _cut(runs: list[Run], by: By, j_max: int | None, width: int) -> tuple[Any, Iterable[Text]]:
+    """The cut as plain values, and its lines."""
+    if by is By.TOOL:
+        shares = by_tool(runs)
+        return asdict(shares), tool_lines(shares, width=width)
+    if by is By.TASK:
+        tasks = by_task(runs, j_max=j_max)
+        return [asdict(row) for row in tasks], task_lines(tasks, width=width)
+    if by is By.EVALUATOR:
+        groups = by_evaluator(runs)
+        windows = [outage for run in runs for outage in outages(scores_by_execution(run))]
+        return [asdict(row) for row in groups], evaluator_lines(groups, windows, width=width)
+    calls = (by_role if by is By.ROLE else by_client)(runs, j_max=j_max)
+    return [row.to_json(by.value) for row in calls], call_lines(calls, by.value, width=width)
 
 
 def score(
@@ -89,12 +123,6 @@ def score(
     )
     verdict = "failed" if failed else f"{value:g}{' partial' if partial else ''}"
     typer.echo(f"{execution_id}: {verdict} by {evaluator}" + (f", through {through}" if through else ""))
-
-
-def _print(lines: Iterable[Text]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    for line in lines:
-        console.print(line)
 
 
 def _print_json(value: Any) -> None:

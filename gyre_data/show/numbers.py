@@ -67,3 +67,27 @@ def file_size(num_bytes: int | None) -> str:
             break
         size /= 1024
     return f"{size:.1f} {unit}" if unit != "B" and abs(size) < 9.95 else f"{size:,.0f} {unit}"
+
+
+def latency(seconds: float | None) -> str:
+    """0.04 s, 0.5 s, then as `duration`."""
+    if seconds is None or seconds >= 9.95:
+        return duration(seconds)
+    return f"{seconds:.1f} s" if seconds >= 0.095 or not seconds else f"{seconds:.2f} s"
+
+
+def bytes_of(value: int | None) -> str:
+    """880 MiB, 3.1 GiB, 137 GiB, 4.2 TiB."""
+    if value is None:
+        return DASH
+    size, unit = value / 2**20, "MiB"
+    for unit in ("MiB", "GiB", "TiB"):
+        if size < 999.5 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.1f} {unit}" if size < 9.95 else f"{size:.0f} {unit}"
+
+
+def power(value: float) -> str:
+    """1.9e17: two figures of a number too large to name."""
+    return f"{value:.1e}".replace("e+", "e")

@@ -1,0 +1,78 @@
+"""The forecast of `gyre stats --model` as text: whether sharing prefixes pays, and a line per cap on trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from gyre_data.forecast import CapForecast, Forecast
+
+from .layout import wrapped
+from .numbers import amount, bytes_of, count, power, ratio, share
+
+__all__ = ["forecast_lines"]
+
+_LABEL = 12
+_HEADS = ("J_max", "paths", "trained", "rows tok", "tree tok", "tree FLOPs", "fewer", "of all", "memory")
+
+
+def forecast_lines(found: Forecast, *, j_max: int | None, width: int = 80) -> Iterator[Text]:
+    """What the model is, the verdict for this `j_max`, and the table."""
+    size = _billions(found.parameters)
+    active = "" if found.active_parameters == found.parameters else f" ({_billions(found.active_parameters)} active)"
+    hosted = "; nothing trainable here: as if a policy of yours had sampled it" if found.basis == "eligible" else ""
+    told = (
+        f"{'forecast':<{_LABEL}}{found.model}  {size} parameters{active}, state {bytes_of(found.state_bytes)}; "
+        f"{count(found.executions)} executions, one pass, before sharding{hosted}"
+    )
+    yield from wrapped(Text(told), width, indent=_LABEL)
+    cap = found.cap(j_max)
+    if cap.flops_ratio is None:
+        yield Text(f"{'':<{_LABEL}}nothing to train: no eligible output")
+        return
+    yield from wrapped(_verdict(found, cap), width, indent=_LABEL)
+    rows = [_HEADS, *(_row(one, found.caps[-1]) for one in found.caps)]
+    sizes = [max(len(row[k]) for row in rows) for k in range(len(_HEADS))]
+    for place, row in enumerate(rows):
+        line = "  ".join(f"{cell:>{size}}" for cell, size in zip(row, sizes, strict=True))
+        yield Text(line.rstrip(), style="bold" if not place else "" if found.caps[place - 1] is not cap else "green")
+    yield Text("memory: activations and logits of the largest tree, layers recomputed", style="dim")
+
+
+def _verdict(found: Forecast, cap: CapForecast) -> Text:
+    packed = cap.tree_flops / cap.rows_flops
+    told = Text(
+        f"{'':<{_LABEL}}tree/rows at J_max {_cap(cap)}: FLOPs {packed:.2f}, tokens "
+        f"{cap.tree_tokens / cap.rows_tokens:.2f}; memory {bytes_of(cap.tree_bytes)} for the largest tree, "
+        f"{bytes_of(cap.rows_alone_bytes)} for the longest row, {bytes_of(cap.rows_together_bytes)} for its rows "
+        "together  -> "
+    )
+    saved = f"{ratio(cap.flops_ratio)} fewer FLOPs"
+    if cap.worth_packing:
+        told.append(f"worth packing: {saved}", style="bold green")
+    else:
+        told.append(f"hardly worth packing: {saved}", style="bold")
+    return told.append(f" (limit {found.limit}x, a rule of thumb)")
+
+
+def _billions(parameters: int) -> str:
+    return amount(parameters).replace("G", "B")
+
+
+def _cap(cap: CapForecast) -> str:
+    return "none" if cap.j_max is None else str(cap.j_max)
+
+
+def _row(cap: CapForecast, uncapped: CapForecast) -> tuple[str, ...]:
+    return (
+        _cap(cap),
+        count(cap.trajectories),
+        amount(cap.trained_tokens),
+        amount(cap.rows_tokens),
+        amount(cap.tree_tokens),
+        power(cap.tree_flops),
+        ratio(cap.flops_ratio),
+        share(cap.tree_flops, uncapped.tree_flops),
+        bytes_of(cap.tree_bytes),
+    )
