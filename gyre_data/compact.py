@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import CorruptError
-from .manifest import Manifest
 from .reader import Run
 from .rewrite import (
     check_sources,
@@ -63,7 +62,7 @@ class Compacted:
     tables: tuple[TablePlan, ...]
     """Those that are rewritten."""
     removed: tuple[str, ...]
-    """Removed executions whose rows are left behind."""
+    """Removed executions; rows of them are left behind."""
     stale_bytes: int
     """Of files that no manifest in use names: freed when done, to be freed in a plan."""
 
@@ -78,7 +77,7 @@ def plan_compaction(path: str | Path, *, cold: bool = False) -> Compacted:
             num_bytes=sum(one.num_bytes for one in run.manifest.sealed.get(name, ())),
             num_rows=run.table(name).num_rows,
         )
-        for name in _wanted(run.path, run.manifest, cold)
+        for name in _wanted(run, cold)
     )
     stale = sum(file.stat().st_size for file in unnamed(run.path))
     return Compacted(
@@ -99,16 +98,16 @@ def compact(path: str | Path, *, cold: bool = False) -> Compacted:
     """
     path = Path(path)
     with owned(path, _WRITER) as current:
-        wanted = _wanted(path, current, cold)
-        check_sources(path, current, {*wanted, "nodes", "calls"} if wanted else ())
         run = Run(path)
+        wanted = _wanted(run, cold)
+        check_sources(path, current, {*wanted, "nodes", "calls"} if wanted else ())
         numbers = itertools.count(last_sequence(path, _WRITER) + 1)
         names = (f"{_WRITER}-{number:06d}" for number in numbers)
         codec = COLD_CODEC if cold else None
         made: dict[str, tuple[Sealed, ...]] = {}
         for name in wanted:
             made[name] = write_segments(path, name, _ordered(run, name), names, codec)
-        published = publish_tables(path, made, _WRITER, removed=()) if made else current
+        published = publish_tables(path, made, _WRITER, removed=current.removed) if made else current
         freed = drop_unnamed(path)
     tables = tuple(
         TablePlan(
@@ -131,20 +130,20 @@ def compact(path: str | Path, *, cold: bool = False) -> Compacted:
     )
 
 
-def _wanted(path: Path, current: Manifest, cold: bool) -> list[str]:
+def _wanted(run: Run, cold: bool) -> list[str]:
     """Tables to rewrite: all but those that are as this compaction would leave them."""
-    codec = COLD_CODEC if cold else None
+    codec, current = COLD_CODEC if cold else None, run.manifest
     return [
         name
         for name in TABLES
         if name in current.tables
         and (
-            current.removed
-            or current.open.get(name)
+            current.open.get(name)
             or any(
-                not one.name.startswith(f"{_WRITER}-") or codec_of(path / name / one.name) != codec
+                not one.name.startswith(f"{_WRITER}-") or codec_of(run.path / name / one.name) != codec
                 for one in current.sealed[name]
             )
+            or (current.removed and run.stored(name).num_rows != run.table(name).num_rows)
         )
     ]
 

@@ -22,7 +22,19 @@ from .errors import ConfigError, CorruptError
 from .lock import is_locked
 from .segment import fsync_folder
 
-__all__ = ["LEASES", "TAGS", "Tag", "find_tag", "lease", "leased", "pinned_manifests", "tags", "write_tag"]
+__all__ = [
+    "LEASES",
+    "TAGS",
+    "Tag",
+    "delete_tag",
+    "find_tag",
+    "lease",
+    "leased",
+    "pinned_manifests",
+    "split_tag",
+    "tag",
+    "tags",
+]
 
 TAGS, LEASES = "tags", "leases"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -38,8 +50,36 @@ class Tag:
     note: str | None = None
 
 
-def write_tag(run: Path, name: str, manifest: int, note: str | None = None) -> Tag:
-    """Name a manifest, for ever or until the tag is removed; ConfigError when the name is taken."""
+def tag(path: str | Path, name: str, note: str | None = None) -> Tag:
+    """Name what the run holds now as a dataset version: `open("RUN@NAME")` shows it for ever, whatever comes later.
+
+    Takes the run's lock, or raises ConfigError that says who writes it: only what is sealed can be named. ConfigError
+    when the name is taken.
+    """
+    from .rewrite import owned  # which asks this module what to keep
+
+    with owned(Path(path), "tag") as current:
+        return _write_tag(Path(path), name, current.number, note)
+
+
+def delete_tag(path: str | Path, name: str) -> Tag:
+    """Give a tag up; what only it named goes with the next `compact`. ConfigError when there is none."""
+    from .rewrite import owned
+
+    with owned(Path(path), "tag"):
+        gone = find_tag(Path(path), name)
+        (Path(path) / TAGS / f"{name}.json").unlink()
+        fsync_folder(Path(path) / TAGS)
+    return gone
+
+
+def split_tag(arg: str | Path) -> tuple[Path, str | None]:
+    """RUN@NAME as run folder and tag; no tag when there is a folder of that very name, or no @."""
+    folder, at, name = str(arg).rpartition("@")
+    return (Path(arg), None) if not at or not folder or Path(arg).exists() else (Path(folder), name)
+
+
+def _write_tag(run: Path, name: str, manifest: int, note: str | None) -> Tag:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"wanted a tag of letters, digits, dot, dash and _, got {name!r}; it becomes a file name")
     made = Tag(name=name, manifest=manifest, created_at=datetime.now(UTC).isoformat(timespec="seconds"), note=note)

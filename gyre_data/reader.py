@@ -182,11 +182,11 @@ class Run:
         Never joined into one chunk: the chunks view the files. Raises CorruptError or SchemaError.
         """
         if name not in self._tables:
-            self._tables[name] = visible(name, self._stored(name), self._manifest.removed, self._hidden_nodes)
+            self._tables[name] = visible(name, self.stored(name), self._manifest.removed, self._hidden_nodes)
         return self._tables[name]
 
-    def _stored(self, name: str) -> pa.Table:
-        """All rows that the files hold, those of removed executions too."""
+    def stored(self, name: str) -> pa.Table:
+        """All rows that the files hold, as `table`, but with those of removed executions."""
         declared_table(name)
         parts = [self._open_sealed(name, sealed) for sealed in self._manifest.sealed.get(name, ())]
         for stem in self._manifest.open.get(name, ()):
@@ -198,7 +198,7 @@ class Run:
 
     def _hidden_nodes(self) -> pa.Array:
         if self._hidden is None:
-            self._hidden = nodes_of(self._stored("nodes"), self._manifest.removed)
+            self._hidden = nodes_of(self.stored("nodes"), self._manifest.removed)
         return self._hidden
 
     def _open_sealed(self, name: str, sealed: Sealed) -> Batches:

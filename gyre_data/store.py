@@ -7,6 +7,7 @@ from pathlib import Path
 
 from . import manifest as manifests
 from .errors import ConfigError
+from .pins import find_tag, split_tag
 from .reader import Run
 from .writer import RunWriter
 
@@ -17,8 +18,12 @@ SAMPLE = Path(__file__).with_name("sample")
 
 
 def open(path: str | Path) -> Run:
-    """Open the run folder at `path` for reading, live or finished. ConfigError when it is not a run folder."""
-    return Run(Path(path))
+    """Open the run folder at `path` for reading, live or finished. ConfigError when it is not a run folder.
+
+    `RUN@NAME` opens the dataset version that `gyre tag` made: what the run held then, whatever came later.
+    """
+    folder, tag = split_tag(path)
+    return Run(folder, None if tag is None else find_tag(folder, tag).manifest)
 
 
 def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
@@ -29,8 +34,11 @@ def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
     if arg is not None:
         if str(arg) == "sample" and not Path(arg).exists():
             return SAMPLE
-        if not manifests.numbers(Path(arg)):
+        folder, tag = split_tag(arg)
+        if not manifests.numbers(folder):
             raise ConfigError(f"wanted a run folder, {arg} holds no manifest; `gyre ls` lists the runs under ./{root}")
+        if tag is not None:
+            find_tag(folder, tag)
         return Path(arg)
     found = [(_created_at(path), path) for path in Path(root).glob("*/run.json")]
     found = [(created_at, path) for created_at, path in found if manifests.is_recording(path.parent)]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from gyre_data.compact import Compacted
+from gyre_data.pins import Tag
+from gyre_data.removal import Removal
 
-from .numbers import file_size
+from .numbers import count, file_size
 
-__all__ = ["compact_lines"]
+__all__ = ["compact_lines", "removal_lines", "tag_lines", "tags_text"]
 
 
 def compact_lines(done: Compacted) -> list[str]:
@@ -22,9 +27,57 @@ def compact_lines(done: Compacted) -> list[str]:
             line += f"  now {one.new_files} files {file_size(one.new_bytes)}"
         lines.append(line)
     if done.removed:
-        lines.append(f"  rows of {len(done.removed)} removed executions are left behind")
+        lines.append(
+            f"  {count(len(done.removed))} removed executions are left behind; their texts go with gyre rm --purge"
+        )
     if planned:
         if done.stale_bytes:
             lines.append(f"  {file_size(done.stale_bytes)} lie in files that nothing names any more")
         return [*lines, "old files go, but for those that a tag names", f"do it: {command}"]
     return [*lines, f"manifest {done.manifest}; {file_size(done.stale_bytes)} freed", f"check: gyre verify {done.path}"]
+
+
+def removal_lines(done: Removal) -> list[str]:
+    """A removal or a purge, or its plan, for people."""
+    planned = done.manifest is None
+    verb = "purge" if done.purge else "remove"
+    head = f"{done.path}: {f'would {verb}' if planned else f'{verb}d'} {count(len(done.executions))} executions"
+    lines = [head, *(f"  {name}" for name in done.executions)]
+    lines.append(
+        f"  {count(done.num_calls)} calls, {count(done.num_nodes)} nodes, {count(done.num_tokens)} tokens, "
+        f"{count(done.num_scores)} scores"
+    )
+    if done.purge:
+        lines.append(
+            f"  {count(done.num_blobs)} texts that nothing else names, {count(done.quarantine_files)} files of "
+            f"quarantine/, {count(len(done.workspaces))} workspaces"
+        )
+    if done.tags:
+        what = "tags that hold them, to be given up first" if done.purge else "tags that still show them"
+        lines.append(f"  {what}: {', '.join(done.tags)}")
+    if done.purge and done.clients_folder:
+        lines.append("  clients/ is left alone: what clients keep there themselves may hold the conversations")
+    if planned:
+        names = "".join(f" {name}" for name in done.executions)
+        end = "there is no way back" if done.purge else "the bytes stay until --purge"
+        return [*lines, f"{end}; do it: gyre rm {done.path}{names}{' --purge' if done.purge else ''} --yes"]
+    if done.purge:
+        return [
+            *lines,
+            f"manifest {done.manifest}; {file_size(done.freed_bytes)} freed",
+            f"check: gyre verify {done.path}",
+        ]
+    return [*lines, f"manifest {done.manifest}; clear the bytes too: gyre rm {done.path} --purge"]
+
+
+def tag_lines(path: Path, tag: Tag, *, deleted: bool) -> list[str]:
+    """A tag that was made or given up."""
+    if deleted:
+        return [f"{path}: {tag.name} is given up; what only it named goes with the next gyre compact {path} --yes"]
+    return [f"{path}: {tag.name} names manifest {tag.manifest}", f"look at it: gyre stats {path}@{tag.name}"]
+
+
+def tags_text(path: Path, known: Sequence[Tag]) -> str:
+    """All tags of a run, a line each."""
+    lines = [f"{one.name:20} manifest {one.manifest:<6} {one.created_at}  {one.note or ''}".rstrip() for one in known]
+    return "\n".join(lines) if lines else f"{path} has no tag; make one: gyre tag {path} NAME"
