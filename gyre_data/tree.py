@@ -4,31 +4,37 @@ A `Tree` holds small arrays per node and *views* of the tokens: loading 1,347 no
 token. Nodes stand in depth-first order, so a parent comes before its children and a subtree is one interval. Children
 are ordered by the time of the call that added them, then by id: the order of rows on disk never matters.
 
-Shape legend: N nodes of the tree, T tokens of one node or path.
+What only people look at (ids, enums, records of calls) is made when it is touched; what is counted stays in codes.
+
+Shape legend: N nodes of the tree, C calls of the execution, T tokens of one node or path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from .arrays import from_table, offsets_and_values
-from .errors import AlignmentError, CorruptError, DataError
+from .by_execution import Part, by_execution
+from .columns import Codes, ListColumn, Rows, codes, ints, members, valid
+from .errors import AlignmentError, DataError
 from .schema import Author, BranchReason, DeliveryState, NodeKind
+from .tree_calls import CALL_COLUMNS, DELIVERY_COLUMNS, CallColumns, Calls, latest_deliveries
+from .tree_links import link
 from .types import Call, Floats, Ints, VersionSpan
 
 __all__ = ["Branch", "Forest", "Tables", "Tree"]
 
-_KEYS = ("node_id", "parent_id", "root_id", "call_id", "start_pos", "kind", "message_role", "author", "copy_of")
-_SMALL = (*_KEYS, "counted_tokens")
+_NODE_COLUMNS = (
+    "node_id", "parent_id", "call_id", "start_pos", "kind", "message_role", "author", "copy_of", "counted_tokens",
+    "policy_versions",
+)  # fmt: skip
+_COLUMNS = {"nodes": _NODE_COLUMNS, "calls": CALL_COLUMNS, "deliveries": DELIVERY_COLUMNS}
 
 
 class Tables(Protocol):
@@ -49,34 +55,13 @@ class Branch:
     reasons: tuple[BranchReason | None, ...]
 
 
-class _Column:
-    """A list column as flat values per chunk: any row is a slice of the file's own memory."""
-
-    def __init__(self, column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> None:
-        starts = np.cumsum([0, *(len(chunk) for chunk in column.chunks)])
-        self.chunk_N = np.searchsorted(starts, rows, side="right") - 1
-        local_N = rows - starts[self.chunk_N]
-        self.lo_N, self.hi_N = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        self.valid_N = np.zeros(len(rows), np.bool_)
-        self.values: list[npt.NDArray[Any]] = []
-        for number, chunk in enumerate(column.chunks):
-            here = self.chunk_N == number
-            offsets, values = offsets_and_values(chunk)
-            self.lo_N[here] = offsets[local_N[here]]
-            self.hi_N[here] = offsets[local_N[here] + 1]
-            self.valid_N[here] = chunk.is_valid().to_numpy(zero_copy_only=False)[local_N[here]]
-            self.values.append(values)
-
-    def __getitem__(self, i: int) -> npt.NDArray[Any]:
-        view: npt.NDArray[Any] = self.values[self.chunk_N[i]][self.lo_N[i] : self.hi_N[i]]
-        return view
-
-
 class Tree:
-    """Nodes and calls of one execution. Only nodes that a committed call's path holds are in it."""
+    """Nodes and calls of one execution. Only nodes that a committed call's path holds are in it.
+
+    Get one from `Forest.tree`, or `Tree.load` for a single one.
+    """
 
     execution_id: str
-    node_id: list[str]
     parent_N: npt.NDArray[np.int32]
     """Index of the parent; -1 for a root."""
     end_N: npt.NDArray[np.int32]
@@ -86,62 +71,113 @@ class Tree:
     num_tokens_N: npt.NDArray[np.int64]
     counted_N: npt.NDArray[np.bool_]
     """Whether the number of tokens is a local count, and the ids are not known (observe mode)."""
-    kind_N: npt.NDArray[np.object_]
-    author_N: npt.NDArray[np.object_]
-    call_of_N: npt.NDArray[np.object_]
-    """Id of the call that added the node."""
-    message_role_N: npt.NDArray[np.object_]
-    copy_of_N: npt.NDArray[np.object_]
+    kind_code_N: Codes
+    """Place in `NodeKind`; compare with `columns.code_of`, or use `kind_N`."""
+    author_code_N: Codes
+    """Place in `Author`."""
+    call_N: Rows
+    """Place in `calls` of the call that added the node; -1 when that call was never committed."""
+    copied_N: Rows
+    """Index of the node that this one copies; -1 when it copies none, or one that is not in the tree."""
     has_logprobs_N: npt.NDArray[np.bool_]
-    calls: tuple[Call, ...]
+    calls: Sequence[Call]
     """Committed calls by start time, then id."""
-    delivery: dict[str, DeliveryState]
-    """Latest delivery state by call id; a call that is not in it is unknown."""
+    facts: CallColumns
+    """Columns of the same calls, for counting."""
+    output_C: Rows
+    """Index of each call's sampled node; -1 when nothing was sampled."""
+    prompt_C: Rows
+    """Index of the last node of each call's prompt; -1 when it was never rendered."""
+    spawned_by_C: Rows
+    """Index of the node that started each call's agent; -1 when it is not known, or not in the tree."""
+    delivery_C: Codes
+    """Place in `DeliveryState` of each call's latest state; -1 when unknown."""
 
-    def __init__(
-        self,
-        execution_id: str,
-        nodes: pa.Table,
-        rows: Ints | npt.NDArray[np.int64],
-        calls: Sequence[Call],
-        delivery: dict[str, DeliveryState],
-    ) -> None:
-        rows = np.asarray(rows, np.int64)
-        self.execution_id = execution_id
-        self.calls = tuple(sorted(calls, key=lambda call: (call.started_at, call.call_id)))
-        self.delivery = delivery
-        self._call = {call.call_id: call for call in self.calls}
-        small = nodes.select(_SMALL).take(pa.array(rows)) if len(rows) else nodes.select(_SMALL).slice(0, 0)
-        order_N, parent_N, self.depth_N, self.end_N = _depth_first(small, self.calls, execution_id)
-        rows, small = rows[order_N], small.take(pa.array(order_N))
-        self._nodes, self._rows = nodes, rows
-        self.node_id = small.column("node_id").to_pylist()
-        self.index = {node_id: i for i, node_id in enumerate(self.node_id)}
-        self.parent_N = parent_N
-        self.start_pos_N = small.column("start_pos").to_numpy()
-        self.kind_N = _objects([NodeKind.read(v) for v in small.column("kind").to_pylist()])
-        self.author_N = _objects([Author.read(v) for v in small.column("author").to_pylist()])
-        self.call_of_N = _objects(small.column("call_id").to_pylist())
-        self.message_role_N = _objects(small.column("message_role").to_pylist())
-        self.copy_of_N = _objects(small.column("copy_of").to_pylist())
-        self._ids, self._logprobs = _Column(nodes.column("token_ids"), rows), _Column(nodes.column("logprobs"), rows)
-        counted = small.column("counted_tokens")
-        self.counted_N = counted.is_valid().to_numpy()
-        num_ids_N = self._ids.hi_N - self._ids.lo_N
-        self.num_tokens_N = np.where(self.counted_N, counted.fill_null(0).to_numpy(), num_ids_N)
-        self.has_logprobs_N = self._logprobs.valid_N
+    def __init__(self, forest: Forest, execution_id: str, parts: dict[str, Part]) -> None:
+        self.execution_id, self._forest, self._parts = execution_id, forest, parts
+        nodes, calls = parts["nodes"].small, parts["calls"].small
+        self.facts = CallColumns(calls)
+        self.calls = Calls(forest.tables["calls"], parts["calls"].rows)
+        links = link(execution_id, nodes, self.facts)
+        self.parent_N, self.depth_N, self.end_N = links.order.parent_N, links.order.depth_N, links.order.end_N
+        self.call_N, self.copied_N, self.spawned_by_C = links.call_N, links.copied_N, links.spawned_by_C
+        self.output_C, self.prompt_C = links.output_C, links.prompt_C
+        self.delivery_C = latest_deliveries(parts["deliveries"].small, self.facts.ids)
+        self._order_N, self._rows = links.order.row_N, parts["nodes"].rows[links.order.row_N]
+        self._read(nodes)
         self._check()
 
     @classmethod
     def load(cls, run: Tables, execution_id: str) -> Tree:
-        """Load one execution; to load many of a run, use `Forest`, which scans the tables once."""
-        return Forest(run).tree(execution_id)
+        """Load one execution; to load many of a run, use `Forest`, which orders its tables once."""
+        return Forest(run, only=execution_id).tree(execution_id)
+
+    def _read(self, nodes: pa.Table) -> None:
+        """Arrays per node, in the tree's order."""
+        order_N, ids, logprobs = self._order_N, self._forest.token_ids, self._forest.logprobs
+        self.start_pos_N = ints(nodes.column("start_pos"))[order_N]
+        self.kind_code_N = codes(nodes.column("kind"), NodeKind)[order_N]
+        self.author_code_N = codes(nodes.column("author"), Author)[order_N]
+        counted = nodes.column("counted_tokens")
+        self.counted_N = valid(counted)[order_N]
+        self.num_tokens_N = np.where(self.counted_N, ints(counted)[order_N], ids.length_R[self._rows])
+        self.has_logprobs_N = logprobs.valid_R[self._rows]
 
     def __len__(self) -> int:
-        return len(self.node_id)
+        return len(self.parent_N)
 
     def __repr__(self) -> str:
         return f"Tree({self.execution_id!r}, nodes={len(self)}, calls={len(self.calls)}, tokens={self.num_tokens})"
+
+    # ------------------------------------------------------------------ names, made when touched
+
+    @cached_property
+    def node_id(self) -> list[str]:
+        """Id of each node."""
+        return self._values("node_id")
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Index of each node by its id."""
+        return {node_id: i for i, node_id in enumerate(self.node_id)}
+
+    @cached_property
+    def kind_N(self) -> npt.NDArray[np.object_]:
+        """`NodeKind` of each node."""
+        return _objects([members(NodeKind)[code] for code in self.kind_code_N.tolist()])
+
+    @cached_property
+    def author_N(self) -> npt.NDArray[np.object_]:
+        """`Author` of each node."""
+        return _objects([members(Author)[code] for code in self.author_code_N.tolist()])
+
+    @cached_property
+    def call_of_N(self) -> npt.NDArray[np.object_]:
+        """Id of the call that added the node."""
+        return _objects(self._values("call_id"))
+
+    @cached_property
+    def message_role_N(self) -> npt.NDArray[np.object_]:
+        """Role of the message that the node renders; None where it renders none."""
+        return _objects(self._values("message_role"))
+
+    @cached_property
+    def copy_of_N(self) -> npt.NDArray[np.object_]:
+        """Id of the sampled node that this one copies; None where it copies none."""
+        return _objects(self._values("copy_of"))
+
+    @cached_property
+    def delivery(self) -> dict[str, DeliveryState]:
+        """Latest delivery state by call id; a call that is not in it is unknown."""
+        known = np.flatnonzero(self.delivery_C >= 0)
+        states, ids = self.delivery_C[known].tolist(), self.facts.ids.take(pa.array(known)).to_pylist()
+        return {call_id: members(DeliveryState)[code] for call_id, code in zip(ids, states, strict=True)}
+
+    def _values(self, name: str) -> list[Any]:
+        found: list[Any] = self._parts["nodes"].small.column(name).take(pa.array(self._order_N)).to_pylist()
+        return found
+
+    # ------------------------------------------------------------------ structure and tokens
 
     @property
     def num_tokens(self) -> int:
@@ -159,28 +195,35 @@ class Tree:
 
     def ids(self, i: int) -> Ints:
         """Token ids of node i: a read-only view of the file; empty where `counted_N`."""
-        return self._ids[i]
+        return self._forest.token_ids[int(self._rows[i])]
 
     def logprobs(self, i: int) -> Floats | None:
         """Behaviour log-probs of node i, one per token: a read-only view; None where none were recorded."""
-        return self._logprobs[i] if self.has_logprobs_N[i] else None
+        return self._forest.logprobs[int(self._rows[i])] if self.has_logprobs_N[i] else None
+
+    def finite_logprobs(self, nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Whether each of these nodes has only finite numbers for log-probs."""
+        return self._forest.logprobs.finite(self._rows[nodes])
 
     def versions(self, i: int) -> tuple[VersionSpan, ...] | None:
         """Policy-version spans over the tokens of node i; None when unknown."""
-        spans = self._nodes.column("policy_versions")[int(self._rows[i])].as_py()
+        spans = self._cell("policy_versions", i)
         return None if spans is None else tuple(VersionSpan(**span) for span in spans)
+
+    def version_spans(self, nodes: npt.NDArray[np.integer]) -> pa.ChunkedArray:
+        """Policy-version spans of these nodes as one list column."""
+        return self._parts["nodes"].small.column("policy_versions").take(pa.array(self._order_N[nodes]))
 
     def message_blobs(self, i: int) -> tuple[str, ...]:
         """Blob ids of the canonical message(s) that node i renders."""
-        return tuple(self._nodes.column("message_blobs")[int(self._rows[i])].as_py() or ())
+        return tuple(self._cell("message_blobs", i) or ())
+
+    def _cell(self, name: str, i: int) -> Any:
+        return self._forest.tables["nodes"].column(name)[int(self._rows[i])].as_py()
 
     def path(self, i: int) -> Ints:
         """Indices root..i."""
-        out = np.empty(int(self.depth_N[i]) + 1, np.int32)
-        for slot in range(len(out) - 1, -1, -1):
-            out[slot] = i
-            i = int(self.parent_N[i])
-        return out
+        return np.flatnonzero(self.end_N[: i + 1] > i).astype(np.int32)
 
     def path_ids(self, i: int) -> Ints:
         """Token ids along root..i in one array: the exact context that ends with node i."""
@@ -190,15 +233,21 @@ class Tree:
         """True when `above` lies on the path of `below` (a node is its own ancestor)."""
         return bool(above <= below < self.end_N[above])
 
+    # ------------------------------------------------------------------ calls
+
     def call(self, call_id: str) -> Call:
         """Return the call; raise DataError when this execution has none of that id."""
         try:
-            return self._call[call_id]
+            return self.calls[self._call[call_id]]
         except KeyError:
             raise DataError(
                 f"wanted a call of execution {self.execution_id}, got {call_id!r}; "
                 f"it has {len(self.calls)} calls, see `gyre tree --json`"
             ) from None
+
+    @cached_property
+    def _call(self) -> dict[str, int]:
+        return {call_id: number for number, call_id in enumerate(self.facts.ids.to_pylist())}
 
     def output(self, call: Call) -> int | None:
         """Index of the call's sampled node; None when nothing was sampled."""
@@ -213,18 +262,20 @@ class Tree:
     def outputs(self) -> dict[int, tuple[Call, ...]]:
         """Calls by the index of their output node: one, or several when a retry was served from a running call."""
         found: dict[int, tuple[Call, ...]] = {}
-        for call in self.calls:
-            if (i := self.output(call)) is not None:
+        for call, i in zip(self.calls, self.output_C.tolist(), strict=True):
+            if i >= 0:
                 found[i] = (*found.get(i, ()), call)
         return found
 
     def branches(self) -> Iterator[Branch]:
         """Every branch point in depth-first order, several roots first."""
+        reason_C = [BranchReason.read(value) for value in self.facts.table.column("branch_reason").to_pylist()]
         for node in (-1, *range(len(self))):
             children = self._children[node]
             if len(children) > 1:
+                added = [int(self.call_N[child]) for child in children]
                 calls = tuple(str(self.call_of_N[child]) for child in children)
-                reasons = tuple(self._call[c].branch_reason if c in self._call else None for c in calls)
+                reasons: Any = tuple(reason_C[number] if number >= 0 else None for number in added)
                 yield Branch(node=node, children=tuple(children), calls=calls, reasons=reasons)
 
     @cached_property
@@ -234,6 +285,8 @@ class Tree:
             found[parent].append(child)
         return found
 
+    # ------------------------------------------------------------------ refusals
+
     def _check(self) -> None:
         """Refuse a tree whose positions or log-probs do not fit its tokens."""
         if not len(self):
@@ -242,7 +295,7 @@ class Tree:
         end_N = self.start_pos_N + self.num_tokens_N
         want_N = np.where(above, end_N[self.parent_N], 0)
         self._refuse(self.start_pos_N != want_N, "start_pos", self.start_pos_N, want_N)
-        num_logprobs_N = np.where(self.has_logprobs_N, self._logprobs.hi_N - self._logprobs.lo_N, self.num_tokens_N)
+        num_logprobs_N = np.where(self.has_logprobs_N, self._forest.logprobs.length_R[self._rows], self.num_tokens_N)
         self._refuse(num_logprobs_N != self.num_tokens_N, "number of log-probs", num_logprobs_N, self.num_tokens_N)
 
     def _refuse(
@@ -257,105 +310,48 @@ class Tree:
 
 
 class Forest:
-    """The trees of one run: each table is scanned once, then any execution loads without a further scan."""
+    """The trees of one run: each table is put in order once, then any execution loads without a further scan."""
 
-    def __init__(self, run: Tables) -> None:
+    def __init__(self, run: Tables, *, only: str | None = None) -> None:
+        """`only` names the one execution that will be loaded."""
         self.run = run
         # Calls first: a call that is there has its nodes in any table read later.
-        self._tables = {name: run.table(name) for name in ("calls", "nodes", "deliveries")}
-        self._rows = {name: _rows_by_execution(table) for name, table in self._tables.items()}
+        self.tables = {name: run.table(name) for name in ("calls", "nodes", "deliveries")}
+        self._parts = {name: by_execution(name, table, _COLUMNS[name], only) for name, table in self.tables.items()}
+
+    @cached_property
+    def token_ids(self) -> ListColumn:
+        """Token ids by row of `nodes`."""
+        return ListColumn(self.tables["nodes"].column("token_ids"))
+
+    @cached_property
+    def logprobs(self) -> ListColumn:
+        """Log-probs by row of `nodes`."""
+        return ListColumn(self.tables["nodes"].column("logprobs"))
 
     @property
     def execution_ids(self) -> list[str]:
         """Executions that have calls, in the order of their first call's row."""
-        return list(self._rows["calls"])
+        return list(self._parts["calls"])
 
     def __contains__(self, execution_id: str) -> bool:
-        return execution_id in self._rows["calls"]
+        return execution_id in self._parts["calls"]
 
     def tree(self, execution_id: str) -> Tree:
         """Load one execution; raise DataError when the run has no node or call of it."""
-        none = np.empty(0, np.int64)
-        rows = {name: found.get(execution_id, none) for name, found in self._rows.items()}
-        if not len(rows["nodes"]) and not len(rows["calls"]):
+        if not any(execution_id in self._parts[name] for name in ("nodes", "calls")):
             raise DataError(
                 f"wanted an execution with calls, got {execution_id!r}; see `gyre ls` for what the run holds"
             )
-        calls: list[Call] = from_table("calls", self._tables["calls"].take(pa.array(rows["calls"])))
-        delivery = _latest_deliveries(self._tables["deliveries"].take(pa.array(rows["deliveries"])))
-        return Tree(execution_id, self._tables["nodes"], rows["nodes"], calls, delivery)
-
-
-def _rows_by_execution(table: pa.Table) -> dict[str, npt.NDArray[np.int64]]:
-    """Row numbers of each execution, ascending; executions in order of first appearance."""
-    column = table.column("execution_id")
-    known = pc.unique(column)
-    code_R = pc.index_in(column, value_set=known).to_numpy()
-    order_R = np.argsort(code_R, kind="stable")
-    cuts = np.cumsum(np.bincount(code_R, minlength=len(known)))[:-1]
-    return dict(zip(known.to_pylist(), np.split(order_R.astype(np.int64), cuts), strict=True)) if len(known) else {}
-
-
-def _latest_deliveries(table: pa.Table) -> dict[str, DeliveryState]:
-    """Latest state by call id; of one instant `delivered` wins, so that the order of rows does not matter."""
-    best: dict[str, tuple[datetime, bool, DeliveryState]] = {}
-    for row in from_table("deliveries", table):
-        key = (row.at, row.state == DeliveryState.DELIVERED, row.state)
-        if row.call_id not in best or key > best[row.call_id]:
-            best[row.call_id] = key
-    return {call_id: key[2] for call_id, key in best.items()}
+        none = np.empty(0, np.int64)
+        parts = {
+            name: found.get(execution_id) or Part(rows=none, small=self.tables[name].select(_COLUMNS[name]).slice(0, 0))
+            for name, found in self._parts.items()
+        }
+        return Tree(self, execution_id, parts)
 
 
 def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
     out = np.empty(len(values), object)
     out[:] = values
     return out
-
-
-def _depth_first(
-    small: pa.Table, calls: Sequence[Call], execution_id: str
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Order the committed nodes depth first: (row of each node, parent, depth, end of its subtree)."""
-    node_id, parent_id = small.column("node_id").to_pylist(), small.column("parent_id").to_pylist()
-    row = {name: number for number, name in enumerate(node_id)}
-    if len(row) != len(node_id):
-        raise CorruptError(f"execution {execution_id}: a node id occurs twice; run `gyre verify` on the run")
-    committed: set[int] = set()
-    for call in calls:
-        at: str | None
-        for at in (call.output_node, call.prompt_node):
-            while at is not None:
-                if at not in row:
-                    raise CorruptError(
-                        f"call {call.call_id} of {execution_id} needs node {at}, which the run does not hold; "
-                        "run `gyre verify` on it"
-                    )
-                if row[at] in committed:
-                    break
-                committed.add(row[at])
-                at = parent_id[row[at]]
-    started = {call.call_id: number for number, call in enumerate(calls)}
-    added = small.column("call_id").to_pylist()
-    late = len(calls)
-    children: dict[str | None, list[int]] = {}
-    for number in sorted(committed, key=lambda r: (started.get(added[r], late), node_id[r])):
-        children.setdefault(parent_id[number], []).append(number)
-    order: list[int] = []
-    parent: list[int] = []
-    depth: list[int] = []
-    stack = [(number, -1, 0) for number in reversed(children.get(None, []))]
-    while stack:
-        number, above, level = stack.pop()
-        here = len(order)
-        order.append(number)
-        parent.append(above)
-        depth.append(level)
-        stack.extend((child, here, level + 1) for child in reversed(children.get(node_id[number], [])))
-    if len(order) != len(committed):
-        raise CorruptError(f"execution {execution_id}: parents run in a circle; run `gyre verify` on the run")
-    end = list(range(1, len(order) + 1))
-    for here in range(len(order) - 1, -1, -1):
-        if parent[here] >= 0:
-            end[parent[here]] = max(end[parent[here]], end[here])
-    parent_N, depth_N, end_N = (np.asarray(values, np.int32) for values in (parent, depth, end))
-    return np.asarray(order, np.int64), parent_N, depth_N, end_N
