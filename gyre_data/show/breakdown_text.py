@@ -11,7 +11,7 @@ from gyre_data.outages import Outage
 from gyre_data.tools import ToolCounts, ToolShares
 
 from .layout import wrapped
-from .numbers import DASH, amount, count, duration, ratio, share
+from .numbers import DASH, amount, count, duration, plural, ratio, share
 from .stats_text import outage_text
 
 __all__ = ["call_lines", "evaluator_lines", "task_lines", "tool_lines"]
@@ -83,7 +83,9 @@ def evaluator_lines(rows: Sequence[EvaluatorGroup], outages: Sequence[Outage], *
     yield from _table(heads, [_evaluator_row(row) for row in rows], width)
     for outage in outages:
         hit = ", ".join(outage.executions)
-        line = Text(f"outage  {outage.evaluator}  {count(outage.failures)} failures  ").append_text(outage_text(outage))
+        line = Text(f"outage  {outage.evaluator}  {plural(outage.failures, 'failure')}  ").append_text(
+            outage_text(outage)
+        )
         yield from wrapped(line.append(f"  hit {hit}"), width, indent=8)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from gyre_data.forecast import CapForecast, Forecast
 
 from .layout import wrapped
-from .numbers import amount, bytes_of, count, power, ratio, share
+from .numbers import amount, count, file_size, plural, power, ratio, share
 
 __all__ = ["forecast_lines"]
 
@@ -23,8 +23,8 @@ def forecast_lines(found: Forecast, *, j_max: int | None, width: int = 80) -> It
     active = "" if found.active_parameters == found.parameters else f" ({_billions(found.active_parameters)} active)"
     hosted = "; nothing trainable here: as if a policy of yours had sampled it" if found.basis == "eligible" else ""
     told = (
-        f"{'forecast':<{_LABEL}}{found.model}  {size} parameters{active}, state {bytes_of(found.state_bytes)}; "
-        f"{count(found.executions)} executions, one pass, before sharding{hosted}"
+        f"{'forecast':<{_LABEL}}{found.model}  {size} parameters{active}, state {file_size(found.state_bytes)}; "
+        f"{plural(found.executions, 'execution')}, one pass, before sharding{hosted}"
     )
     yield from wrapped(Text(told), width, indent=_LABEL)
     cap = found.cap(j_max)
@@ -44,8 +44,8 @@ def _verdict(found: Forecast, cap: CapForecast) -> Text:
     packed = cap.tree_flops / cap.rows_flops
     told = Text(
         f"{'':<{_LABEL}}tree/rows at J_max {_cap(cap)}: FLOPs {packed:.2f}, tokens "
-        f"{cap.tree_tokens / cap.rows_tokens:.2f}; memory {bytes_of(cap.tree_bytes)} for the largest tree, "
-        f"{bytes_of(cap.rows_alone_bytes)} for the longest row, {bytes_of(cap.rows_together_bytes)} for its rows "
+        f"{cap.tree_tokens / cap.rows_tokens:.2f}; memory {file_size(cap.tree_bytes)} for the largest tree, "
+        f"{file_size(cap.rows_alone_bytes)} for the longest row, {file_size(cap.rows_together_bytes)} for its rows "
         "together  -> "
     )
     saved = f"{ratio(cap.flops_ratio)} fewer FLOPs"
@@ -74,5 +74,5 @@ def _row(cap: CapForecast, uncapped: CapForecast) -> tuple[str, ...]:
         power(cap.tree_flops),
         ratio(cap.flops_ratio),
         share(cap.tree_flops, uncapped.tree_flops),
-        bytes_of(cap.tree_bytes),
+        file_size(cap.tree_bytes),
     )

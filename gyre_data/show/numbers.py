@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["DASH", "amount", "count", "dollars", "duration", "file_size", "ratio", "share"]
+__all__ = [
+    "DASH",
+    "amount",
+    "count",
+    "dollars",
+    "duration",
+    "file_size",
+    "latency",
+    "plural",
+    "power",
+    "ratio",
+    "share",
+]
 
 DASH = "-"
 
@@ -58,12 +70,12 @@ def duration(seconds: float | None) -> str:
 
 
 def file_size(num_bytes: int | None) -> str:
-    """940 B, 6.8 KiB, 121 MiB."""
+    """940 B, 6.8 KiB, 121 MiB, 4.2 TiB."""
     if num_bytes is None:
         return DASH
     size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1023.5 or unit == "GiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1023.5 or unit == "TiB":
             break
         size /= 1024
     return f"{size:.1f} {unit}" if unit != "B" and abs(size) < 9.95 else f"{size:,.0f} {unit}"
@@ -76,16 +88,9 @@ def latency(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.095 or not seconds else f"{seconds:.2f} s"
 
 
-def bytes_of(value: int | None) -> str:
-    """880 MiB, 3.1 GiB, 137 GiB, 4.2 TiB."""
-    if value is None:
-        return DASH
-    size, unit = value / 2**20, "MiB"
-    for unit in ("MiB", "GiB", "TiB"):
-        if size < 999.5 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.1f} {unit}" if size < 9.95 else f"{size:.0f} {unit}"
+def plural(value: int, noun: str) -> str:
+    """1 call, 1,347 calls."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def power(value: float) -> str:

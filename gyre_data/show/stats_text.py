@@ -19,7 +19,7 @@ from gyre_data.tools import ToolShares
 
 from .forecast_text import forecast_lines
 from .layout import flow
-from .numbers import amount, count, dollars, duration, latency, ratio, share
+from .numbers import amount, count, dollars, duration, latency, plural, ratio, share
 
 __all__ = ["LABEL", "labelled", "stats_lines"]
 
@@ -111,8 +111,7 @@ def _executions(found: Stats) -> list[str | Text]:
     wrong = ", ".join(f"{count(number)} {what}" for number, what in pairs if number)
     if wrong:
         calls.append(" (").append(wrong, style=_WRONG).append(")")
-    groups = f"in {count(found.groups)} group{'' if found.groups == 1 else 's'}"
-    return [told, groups, calls, f"p50 {duration(found.duration_p50_s)}"]
+    return [told, f"in {plural(found.groups, 'group')}", calls, f"p50 {duration(found.duration_p50_s)}"]
 
 
 def _nodes(found: Stats) -> list[str | Text]:
@@ -191,7 +190,9 @@ def _branches(shapes: Sequence[BranchShape]) -> list[str | Text]:
     for shape in shapes:
         above, below, calls = (d["p50"] for d in (shape.shared_tokens, shape.branch_tokens, shape.branch_calls))
         if above is not None and below is not None and calls is not None:
-            told.append(f"{shape.reason} after {amount(round(above))}: {amount(round(below))} in {calls:.0f} calls")
+            told.append(
+                f"{shape.reason} after {amount(round(above))}: {amount(round(below))} in {plural(round(calls), 'call')}"
+            )
     return [*told, "(median tokens)"] if told else []
 
 
@@ -271,16 +272,17 @@ def _staleness(found: Staleness) -> list[str | Text]:
         parts.append(f"by group mean {found.group_mean:.2f} max {found.group_max:.0f}")
     if found.token_mean is not None:
         parts.append(f"by token mean {found.token_mean:.2f} max {found.token_max}")
-    missing = (found.executions_unknown, "executions"), (found.tokens_unknown, "tok")
-    if told := ", ".join(f"{amount(n)} {what}" for n, what in missing if n):
-        parts.append(f"unknown for {told}")
+    missing = [plural(found.executions_unknown, "execution")] if found.executions_unknown else []
+    missing += [f"{amount(found.tokens_unknown)} tok"] if found.tokens_unknown else []
+    if missing:
+        parts.append(f"unknown for {', '.join(missing)}")
     return parts
 
 
 def _mismatch(found: Mismatch) -> list[str | Text]:
     parts: list[str | Text] = []
     if found.mean is not None and found.maximum is not None:
-        parts.append(f"|dlogp| mean {found.mean:.2g} max {found.maximum:.2g} over {count(found.steps)} steps")
+        parts.append(f"|dlogp| mean {found.mean:.2g} max {found.maximum:.2g} over {plural(found.steps, 'step')}")
     for gap in found.teachers:
         of = "" if gap.same_version else " (another model)"
         parts.append(f"{gap.teacher}{of} |dlogp| mean {gap.mean:.2g} p99 {gap.p99:.2g} max {gap.maximum:.2g}")

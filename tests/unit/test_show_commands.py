@@ -83,7 +83,7 @@ def test_stats_by_role_and_by_evaluator(runs: Path) -> None:
     assert (groups["pytest"]["scored"], groups["pytest"]["executions"], groups["pytest"]["mean"]) == (1, 3, 0.5)
     text = out("stats", runs, "--by", "evaluator")
     assert text.splitlines()[0].split() == ["evaluator", "group", "task", "scored", "failed", "mean", "std", "range"]
-    assert "fewer than 2 valid scores: dropped; 1 failed, not counted as zero" in text
+    assert "fewer than 2 valid scores: dropped; 1 failed, not counted as zero" in " ".join(text.split())
     gd.score(runs, "e_0bbb00000002", 1.0, evaluator="check")
     assert "2 of 3" in out("stats", runs, "--by", "evaluator")
     assert "equal scores, no signal" in out("stats", runs, "--by", "evaluator")
