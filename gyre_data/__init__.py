@@ -25,6 +25,7 @@ _EXPORTS: dict[str, str] = {
     "list_runs": "listing",
     "open": "store",
     "score": "scores",
+    "sql": "query",
     "stats": "run_stats",
 }
 

@@ -19,6 +19,7 @@ import numpy as np
 from .eligible import ROLE_ORDER, Eligibility, Reason, eligibility
 from .errors import ConfigError
 from .execution import ExecutionInfo, executions
+from .frame import Records
 from .ownership import AdmittedTrajectory, Count, Exclusion, keep
 from .schema import AgentRole, EndReason
 from .scores import Reward, evaluator_weights, reward, scores_by_execution
@@ -74,11 +75,11 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """What is trained and what is not."""
+    """What is trained and what is not; each of the three is a table too (`.pl()`, `.df()`, `.arrow()`)."""
 
-    executions: tuple[AdmittedExecution, ...]
-    excluded: tuple[Exclusion, ...]
-    groups: tuple[Group, ...]
+    executions: Records[AdmittedExecution]
+    excluded: Records[Exclusion]
+    groups: Records[Group]
     count: Count
 
     @property
@@ -172,10 +173,13 @@ def admit(
     if need_score:
         groups, advantages, dropped = _group(judged, every, sizes, unfinished, scale, drop_zero_variance)
         excluded += dropped
-    admitted = tuple(
-        _admitted(one, advantages.get(i)) for i, one in enumerate(judged) if not need_score or i in advantages
+    admitted = [_admitted(one, advantages.get(i)) for i, one in enumerate(judged) if not need_score or i in advantages]
+    return Admission(
+        executions=Records(AdmittedExecution, admitted),
+        excluded=Records(Exclusion, excluded),
+        groups=Records(Group, groups),
+        count=count,
     )
-    return Admission(executions=admitted, excluded=tuple(excluded), groups=tuple(groups), count=count)
 
 
 def _judge_run(

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "stats": ("gyre_data.show.commands", "stats", "Count what is in runs and how much is shared."),
     "view": ("gyre_data.view.commands", "view", "Look at a run in the browser, live, or write one HTML file."),
+    "query": ("gyre_data.show.query_command", "query", "Ask runs anything by SQL."),
     "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
     "import": ("gyre_data.convert.commands", "import_", "Import sessions that other tools recorded."),
     "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),

@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from .segment import OpenSegment, Sealed, map_file, read_open, read_sealed
 
 if TYPE_CHECKING:
     from .execution import Execution
+    from .frame import Frame
+    from .types import Score
 
 __all__ = ["READ_ORDER", "Run", "conformed", "read_info", "unpack_blob"]
 
@@ -79,6 +82,37 @@ class Run:
         from .execution import Execution  # the tree view reads runs, so it is loaded only when asked for
 
         return Execution.load(self, prefix)
+
+    def __iter__(self) -> Iterator[Execution]:
+        """The executions, oldest first; the tables are scanned once for all of them."""
+        from .execution import Execution, executions
+        from .tree import Forest
+
+        forest = Forest(self)
+        return (Execution(self, info, forest) for info in executions(self).values())
+
+    def __len__(self) -> int:
+        """Number of executions."""
+        from .execution import executions
+
+        return len(executions(self))
+
+    def __contains__(self, execution_id: object) -> bool:
+        from .execution import executions
+
+        return execution_id in executions(self)
+
+    def sql(self, query: str, **settings: Any) -> Frame:
+        """Rows of a SELECT over this run's views, for example `calls` or `paths`; see `gyre_data.sql`."""
+        from .query import sql
+
+        return sql(self, query, **settings)
+
+    def score(self, execution: Execution | str, value: float | None, *, evaluator: str, **more: Any) -> Score:
+        """Append a verdict durably; `refresh` brings it into this snapshot. See `gyre_data.score`."""
+        from .scores import score
+
+        return score(self, execution, value, evaluator=evaluator, **more)
 
     @property
     def manifest_number(self) -> int:

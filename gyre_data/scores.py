@@ -123,7 +123,7 @@ def evaluator_weights(rows: Iterable[Score], wanted: Mapping[str, float] | None)
     if len(names) > 1:
         raise ConfigError(
             f"wanted to know which evaluator is the reward, the runs hold {', '.join(names)}; "
-            f"set evaluators, for example {{{names[0]!r}: 1.0}}"
+            f"set evaluators, for example {{{names[0]!r}: 1.0}}, or --evaluator {names[0]}"
         )
     return dict.fromkeys(names, 1.0)
 

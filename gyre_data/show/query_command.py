@@ -1,0 +1,82 @@
+"""`gyre query`: a few lines over `gyre_data.sql`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gyre_data.errors import ConfigError
+from gyre_data.query import batches, describe
+from gyre_data.store import find_run
+from gyre_data.store import open as open_run
+
+from .layout import screen, show
+from .query_text import save, table_lines, view_lines, write_csv, write_json
+
+__all__ = ["query"]
+
+_SHOWN = 100  # rows on a terminal
+
+
+def query(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN...] [SQL]", help="Run folders (left out, the last), one SELECT.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Save to a .parquet, .arrow, .csv or .json file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Rows shown as text; 0 for all. Left out, 100 on a terminal.")
+    ] = None,
+    j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
+    evaluator: Annotated[
+        list[str] | None, typer.Option(help="Evaluator of the reward, NAME or NAME=WEIGHT; may repeat.")
+    ] = None,
+) -> None:
+    """Ask runs anything by SQL (DuckDB); without SQL, list the views and their columns.
+
+    Views: executions, calls, nodes, messages, tool_calls, paths, trainable_tokens, scores, admission, excluded, and
+    every stored table. SQL reads the runs and nothing else: no other file, and nothing is changed.
+    """
+    runs, sql = (words[:-1], words[-1]) if words and _is_sql(words[-1]) else (words or [], None)
+    console = screen()
+    if sql is None:
+        show(view_lines(describe(), " ".join(runs) or "RUN", console.width), console)
+        return
+    opened = [open_run(find_run(run)) for run in runs] or [open_run(find_run())]
+    reader = batches(opened, sql, j_max=j_max or None, evaluators=_weights(evaluator))
+    if out is not None:
+        typer.echo(f"{out}: {save(reader, out):,} rows")
+    elif as_json or as_csv:
+        (write_json if as_json else write_csv)(reader, sys.stdout)
+    else:
+        shown = limit if limit is not None else _SHOWN if console.is_terminal else 0
+        rows = (row for batch in reader for row in zip(*(c.to_pylist() for c in batch.columns), strict=True))
+        found = list(islice(rows, shown + 1 if shown else None))
+        more = bool(shown) and len(found) > shown
+        width = console.width if console.is_terminal else None
+        show(table_lines(reader.schema.names, found[: shown or None], width=width, more=more), console)
+
+
+def _is_sql(word: str) -> bool:
+    """A query has blanks in it, and is no folder's name."""
+    return len(word.split()) > 1 and not os.path.exists(word)
+
+
+def _weights(named: Sequence[str] | None) -> Mapping[str, float] | None:
+    found: dict[str, float] = {}
+    for one in named or ():
+        name, _, weight = one.partition("=")
+        try:
+            found[name] = float(weight or 1)
+        except ValueError as error:
+            raise ConfigError(f"wanted --evaluator NAME or NAME=WEIGHT, got {one!r}; for example pytest=1") from error
+    return found or None
