@@ -18,7 +18,7 @@ import numpy as np
 from .execution import Execution
 from .links import agent_of
 from .schema import BranchReason, Extension
-from .texts import arguments_text, content_text, node_messages, parts_of, tools_of
+from .texts import content_text, node_messages, parts_of, role_of, said, tools_of
 from .tree import Tree
 from .types import Call
 
@@ -230,7 +230,7 @@ def likely_cause(
     if (moved := _moved(old, new, at)) is not None:
         return moved
     one, two = old[at], new[at]
-    if _role(one) != _role(two) or reason == BranchReason.REWIND:
+    if role_of(one) != role_of(two) or reason == BranchReason.REWIND:
         return Verdict(cause=Cause.REWIND, told="goes back to an earlier point and says something else", index=at)
     return _edited(one, two, at, first + at, echo)
 
@@ -238,26 +238,14 @@ def likely_cause(
 def _first_difference(old: Sequence[Any], new: Sequence[Any], same: frozenset[int]) -> int | None:
     """Index of the first pair that says something else; where one list ends first, None."""
     for place, (one, two) in enumerate(zip(old, new, strict=False)):
-        if place not in same and _key(one) != _key(two):
+        if place not in same and said(one) != said(two):
             return place
     return None
 
 
-def _key(message: Any) -> tuple[Any, ...]:
-    """What a message says: equal for messages that differ only in ids and in blanks around an assistant's text."""
-    role, text = _role(message), content_text(message)
-    reasoning = message.get("reasoning") if isinstance(message, dict) else None
-    calls = tuple((name, arguments_text(arguments)) for name, arguments in tools_of(message))
-    return role, text.strip() if role == "assistant" else text, (reasoning or "").strip(), calls
-
-
-def _role(message: Any) -> str:
-    return str(message.get("role")) if isinstance(message, dict) else "unknown"
-
-
 def _moved(old: Sequence[Any], new: Sequence[Any], at: int) -> Verdict | None:
     """Messages that were left out or put in: the rest goes on as it was."""
-    olds, news = ([_key(m) for m in side[at : at + _LOOK_AHEAD]] for side in (old, new))
+    olds, news = ([said(m) for m in side[at : at + _LOOK_AHEAD]] for side in (old, new))
     for k in range(1, max(len(olds), len(news))):
         if k < len(olds) and olds[k : k + 2] == news[: len(olds[k : k + 2])] and news:
             return Verdict(cause=Cause.DROPPED, told=f"{_some(k)} left out, what follows is kept", index=at)
@@ -275,7 +263,7 @@ def _some(number: int) -> str:
 
 def _edited(one: Any, two: Any, at: int, place: int, echo: str | None) -> Verdict:
     """The cause when a message of the same role says something else; `place` is its index in the conversation."""
-    role = _role(one)
+    role = role_of(one)
     if role == "assistant":
         return _changed_turn(one, two, at, echo)
     before, after = content_text(one), content_text(two)
@@ -295,15 +283,16 @@ def _edited(one: Any, two: Any, at: int, place: int, echo: str | None) -> Verdic
 
 
 def _changed_turn(one: Any, two: Any, at: int, echo: str | None) -> Verdict:
-    said, thought, called = (_key(one)[k] == _key(two)[k] for k in (1, 2, 3))
+    (_, *before), (_, *after) = said(one), said(two)
+    text, thought, called = (before[k] == after[k] for k in range(3))
     names = [name for name, _ in tools_of(one)] == [name for name, _ in tools_of(two)]
-    if said and called and not thought:
-        gone = not _key(two)[2]
+    if text and called and not thought:
+        gone = not after[1]
         told = "the turn came back without its thinking" if gone else "the turn came back with other thinking"
         return Verdict(cause=Cause.MISSING_THINKING, told=told, index=at)
-    if echo == "arguments" or (said and names and not called):
+    if echo == "arguments" or (text and names and not called):
         return Verdict(cause=Cause.ARGUMENTS, told="arguments of a tool call were re-written", index=at)
-    what = echo or ("text" if not said else "tool calls")
+    what = echo or ("text" if not text else "tool calls")
     return Verdict(cause=Cause.TURN, told=f"the turn came back with another {what}", index=at)
 
 

@@ -37,6 +37,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "explain",
         "Explain what would be trained on, and why not the rest.",
     ),
+    "diff": ("gyre_data.show.compare_commands", "diff", "Compare two branches, calls, or rollouts of a task."),
+    "search": ("gyre_data.show.compare_commands", "search", "Find a text or a tool's name in a run's messages."),
     "stats": ("gyre_data.show.commands", "stats", "Count what is in runs and how much is shared."),
     "view": ("gyre_data.view.commands", "view", "Look at a run in the browser, live, or write one HTML file."),
     "query": ("gyre_data.show.query_command", "query", "Ask runs anything by SQL."),

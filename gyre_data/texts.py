@@ -13,7 +13,9 @@ from typing import Any
 from .errors import GyreError
 from .tree import Tables, Tree
 
-__all__ = ["arguments_text", "content_text", "node_messages", "parts_of", "tools_of"]
+__all__ = ["Said", "arguments_text", "content_text", "node_messages", "parts_of", "role_of", "said", "tools_of"]
+
+Said = tuple[str, str, str, tuple[tuple[str, str], ...]]
 
 
 def node_messages(run: Tables, tree: Tree, node: int) -> list[Any]:
@@ -75,3 +77,16 @@ def parts_of(message: Any) -> Iterator[tuple[str, str]]:
         yield "content", text
     for name, arguments in tools_of(message):
         yield "call", f"{name} {arguments_text(arguments)}"
+
+
+def role_of(message: Any) -> str:
+    """Role of the message; `unknown` for what is no message."""
+    return str(message.get("role")) if isinstance(message, dict) else "unknown"
+
+
+def said(message: Any) -> Said:
+    """(role, text, reasoning, calls): equal for messages that differ only in ids and in blanks around a reply."""
+    role, text = role_of(message), content_text(message)
+    reasoning = message.get("reasoning") if isinstance(message, dict) else None
+    calls = tuple((name, arguments_text(arguments)) for name, arguments in tools_of(message))
+    return role, text.strip() if role == "assistant" else text, str(reasoning or "").strip(), calls

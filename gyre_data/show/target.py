@@ -52,9 +52,12 @@ def where_of(run: Run) -> str:
     return "sample" if run.path == SAMPLE else str(run.path)
 
 
-def split_run(words: Sequence[str], most: int) -> tuple[Run, list[str]]:
-    """The run that the words begin with, or the one made last, and the `most` words after it at most."""
-    names_run = bool(words) and (len(words) > most or _is_run(words[0]))
+def split_run(words: Sequence[str], most: int, *, one_is_run: bool = True) -> tuple[Run, list[str]]:
+    """The run that the words begin with, or the one made last, and the `most` words after it at most.
+
+    Of `most` words or fewer the first is the run when there is a folder of that name, unless `one_is_run` is False.
+    """
+    names_run = bool(words) and (len(words) > most or (one_is_run and _is_run(words[0])))
     if len(words) > most + names_run:
         raise ConfigError(f"wanted at most {most + 1} words, got {len(words)}: {' '.join(words)}; see --help")
     run = open_run(find_run(words[0] if names_run else None))
