@@ -107,8 +107,8 @@ def _changed(a: PathMessage, b: PathMessage, width: int, full: bool) -> Iterator
             lines += [] if one is None else [(f"- {name}: {one}", _A)]
             lines += [] if two is None else [(f"+ {name}: {two}", _B)]
     else:
-        one, two = ([line for _, text in parts_of(m.value) for line in text.splitlines()] for m in (a, b))
-        told = [line for line in list(difflib.unified_diff(one, two, lineterm="", n=1))[2:] if line[:2] != "@@"]
+        old, new = ([line for _, text in parts_of(m.value) for line in text.splitlines()] for m in (a, b))
+        told = [line for line in list(difflib.unified_diff(old, new, lineterm="", n=1))[2:] if line[:2] != "@@"]
         lines = [(f"{line[:1]} {line[1:]}", {"-": _A, "+": _B}.get(line[:1], _QUIET)) for line in told]
     yield from _cut(lines, width, full)
 
