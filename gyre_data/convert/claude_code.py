@@ -163,7 +163,10 @@ class _Reader:
         self._name_sidechains()
         ready: list[_Group | _Record] = [*self._groups.values()]
         ready += [record for record in self._records.values() if record.failure is not None]
-        moment = {id(one): self._moment(one) for one in ready}
+        moment: dict[int, float] = {}
+        newest: dict[str | None, float] = {}
+        for one in sorted(ready, key=lambda one: one.order):  # of an agent it never goes back: its calls stay in order
+            newest[one.agent] = moment[id(one)] = max(self._moment(one), newest.get(one.agent, 0.0))
         for one in sorted(ready, key=lambda one: (moment[id(one)], one.order)):
             yield from [self._failed(one)] if isinstance(one, _Record) else self._call(one)
         unused = (record for record in self._records.values() if not record.used)
@@ -257,11 +260,9 @@ class _Reader:
         attachment = told.get("attachment")
         if subtype == "compact_boundary":
             metadata = told.get("compactMetadata")
-            record.boundary = {
-                **(metadata if isinstance(metadata, dict) else {}),
-                "from": told.get("logicalParentUuid"),
-            }
-        elif subtype == "api_error":
+            record.boundary = metadata if isinstance(metadata, dict) else {}
+            return
+        if subtype == "api_error":
             record.failure = told
         elif isinstance(attachment, Mapping) and attachment.get("type") == "queued_command":
             record.messages = spoken("user", blocks_of(attachment.get("prompt")))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gyre_data.errors import ConfigError
 
-from . import claude_code
+from . import claude_code, codex, pi
 from .calls import Session
 from .lines import Files
 
@@ -36,7 +36,7 @@ class Importer(Protocol):
         """The sessions of a file."""
 
 
-FORMATS: dict[str, Importer] = {module.FORMAT: module for module in (claude_code,)}
+FORMATS: dict[str, Importer] = {module.FORMAT: module for module in (claude_code, codex, pi)}
 
 
 def expand(source: Path) -> list[Path]:
