@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from .export import Exported, export_run
-from .listing import ExecutionSummary, RunSummary, list_executions, list_runs
-from .show.numbers import dollars
+from .listing import list_executions, list_runs
+from .show.layout import screen, show
+from .show.list_text import execution_list, run_list
 from .store import find_run, open
 from .verify import Report
 from .verify import verify as verify_run
@@ -34,13 +35,13 @@ def ls(
     One line an execution: task, group, harness, state or end reason, calls, tokens, newest score.
     """
     found: Sequence[Any] = list_runs() if run is None else list_executions(open(find_run(run)))
+    console = screen()
     if as_json:
         typer.echo(json.dumps([asdict(item) for item in found], default=str, indent=1))
     elif run is None:
-        typer.echo(_run_lines(found) if found else "no run under ./runs; record one with: gyre demo")
+        show(run_list(found, width=console.width), console)
     else:
-        typer.echo(_execution_lines(found) if found else f"{run} holds no execution yet")
-        typer.echo(f"look at one: gyre tree {run} EXECUTION")
+        show(execution_list(found, where=str(run), width=console.width), console)
 
 
 def verify(
@@ -57,49 +58,6 @@ def verify(
     else:
         _show(report)
     raise typer.Exit(report.exit_status)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two blanks between them."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def _execution_lines(found: Sequence[ExecutionSummary]) -> str:
-    heads = ("execution", "task", "group", "harness", "state", "calls", "tokens", "sampled", "score", "list price")
-    rows: list[tuple[str, ...]] = [heads]
-    for e in found:
-        bad = f" ({e.num_bad_calls} bad)" if e.num_bad_calls else ""
-        score = "-" if e.score_status is None else e.score_status
-        if e.score is not None:
-            score = f"{e.score:.2f}{' partial' if e.partial else ''} ({e.evaluator})"
-        group = "-" if e.group_id is None else e.group_id
-        rows.append(
-            (
-                e.execution_id,
-                e.task_id or "-",
-                group if e.sample_index is None else f"{group} #{e.sample_index}",
-                e.harness or "-",
-                e.end_reason or e.state.value,
-                f"{e.num_calls}{bad}",
-                f"{e.num_tokens:,}",
-                f"{e.num_sampled_tokens:,}",
-                score,
-                "-" if e.cost is None else dollars(e.cost),
-            )
-        )
-    if all(e.cost is None for e in found):
-        rows = [row[:-1] for row in rows]
-    return _columns(rows)
-
-
-def _run_lines(found: Sequence[RunSummary]) -> str:
-    rows = [("run", "made", "executions", "calls", "tokens", "")]
-    for r in found:
-        state = r.problem or ("being written" if r.writing else "")
-        made = (r.created_at or "-")[:19].replace("T", " ")
-        rows.append((r.path, made, str(r.num_executions), str(r.num_calls), f"{r.num_tokens:,}", state))
-    return _columns(rows)
 
 
 def _show(report: Report) -> None:

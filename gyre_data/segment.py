@@ -369,7 +369,10 @@ def _check_rows(num_rows: int, sealed: Sealed, where: str) -> None:
 
 
 def _damaged(where: str, error: Exception) -> CorruptError:
-    return CorruptError(f"{where}: wanted an Arrow file, got damage ({error}); restore the file from a copy")
+    return CorruptError(
+        f"{where}: damaged, its bytes are not the Arrow file that was sealed; restore the file from a copy, "
+        f"`gyre verify` on the run tells what is lost (Arrow says: {error})"
+    )
 
 
 def adopt_sealed(path: Path) -> Sealed:

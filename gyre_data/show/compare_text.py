@@ -15,7 +15,7 @@ from gyre_data.search import Hit
 from gyre_data.texts import parts_of, said
 
 from .layout import flow, wrapped
-from .numbers import DASH, amount, count, duration
+from .numbers import DASH, amount, count, counted, duration
 
 __all__ = ["diff_lines", "hit_lines"]
 
@@ -39,9 +39,7 @@ def diff_lines(
         line.rstrip()
         yield line
     if found.shared.nodes:
-        told = (
-            f"the first {count(found.shared.nodes)} nodes ({amount(found.shared.tokens)} tok) are the same on the tree"
-        )
+        told = f"the first {counted(found.shared.nodes, 'node')} ({amount(found.shared.tokens)} tok) shared on the tree"
         yield Text(told, style=_QUIET)
     for step in found.steps:
         yield from _step(step, width, full)
@@ -81,7 +79,7 @@ def _outcomes(a: DiffSide, b: DiffSide) -> Iterator[tuple[str, str, str]]:
 def _step(step: DiffStep, width: int, full: bool) -> Iterator[Text]:
     if step.kind is Differs.SAME:
         roles = ", ".join(f"{role} {number}" for role, number in Counter(m.role for m in step.a).items())
-        told = f"  {count(len(step.a))} messages the same ({roles}, {amount(sum_tokens(step.a))} tok)"
+        told = f"  {counted(len(step.a), 'message')} the same ({roles}, {amount(sum_tokens(step.a))} tok)"
         yield Text(told, style=_QUIET)
         return
     if step.kind is Differs.CHANGED:
@@ -142,7 +140,8 @@ def hit_lines(
     if not hits:
         yield Text(f"no message holds {text!r}")
         return
-    told = f"{count(len(hits))} hits in {count(len({hit.execution_id for hit in hits}))} executions"
+    of = len({hit.execution_id for hit in hits})
+    told = f"{counted(len(hits), 'hit')} in {counted(of, 'execution')}"
     yield Text(told + (", more may follow: --limit 0 shows all" if cut else ""))
     first = f"{shorts[hits[0].execution_id]}:c{hits[0].number}"
     yield Text(f"read: gyre tree {where} {first}", style=_QUIET)

@@ -24,6 +24,11 @@ def count(value: int | None) -> str:
     return DASH if value is None else f"{value:,}"
 
 
+def counted(value: int, what: str) -> str:
+    """1 call, 1,347 calls."""
+    return f"{value:,} {what}" if value == 1 else f"{value:,} {what}s"
+
+
 def amount(value: int | None) -> str:
     """Three figures at most: 940, 6.8k, 121k, 1.4M, 38M."""
     if value is None:

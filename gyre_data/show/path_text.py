@@ -17,7 +17,7 @@ from gyre_data.texts import arguments_text, content_text, tools_of
 from gyre_data.types import Call
 
 from .layout import RULER, flow
-from .numbers import amount, count
+from .numbers import amount, count, counted
 
 __all__ = ["path_json", "path_lines"]
 
@@ -110,7 +110,7 @@ def _header(path: Path, short: str, number: int, trained: dict[int, int]) -> lis
     return [
         told,
         Text(str(call.agent_role) + (f" {call.agent_id}" if call.agent_id else "")),
-        Text(f"{count(len(path.calls))} calls, {count(len(path.conversation))} messages"),
+        Text(f"{counted(len(path.calls), 'call')}, {counted(len(path.conversation), 'message')}"),
         Text(f"{amount(len(path))} tok, {amount(tokens)} of them trained"),
     ]
 

@@ -13,7 +13,7 @@ from gyre_data.decode import Decode
 from gyre_data.retries import Loop, Lost, LostWhy
 
 from .layout import flow, wrapped
-from .numbers import DASH, amount, count, duration
+from .numbers import DASH, amount, count, counted, duration
 
 __all__ = ["break_lines", "retry_lines"]
 
@@ -50,7 +50,9 @@ def break_lines(
         totals = Counter(b.cause.replace("_", " ") for b in found)
         named = ", ".join(f"{name} {number}" for name, number in totals.most_common())
         lost = sum(b.tokens_lost or 0 for b in found)
-        yield from wrapped(Text(f"{count(len(found))} breaks: {named}; {amount(lost)} tok not reused"), width, indent=2)
+        yield from wrapped(
+            Text(f"{counted(len(found), 'break')}: {named}; {amount(lost)} tok not reused"), width, indent=2
+        )
         yield Text(
             f"both sides: gyre diff {where} {short}:c{found[0].old_number} {short}:c{found[0].number}", style=_QUIET
         )

@@ -277,7 +277,8 @@ def test_ls_and_verify_commands(tmp_path, monkeypatch):
     listed = gyre("ls", "runs/a")
     assert listed.exit_code == 0
     assert "task-1" in listed.output
-    assert "0.50 (pytest)" in listed.output
+    assert "score (pytest)" in listed.output
+    assert "0.50" in listed.output
     assert "look at one: gyre tree runs/a" in listed.output
     assert json.loads(gyre("ls", "runs/a", "--json").output)[0]["num_calls"] == 3
     assert json.loads(gyre("ls", "--json").output)[0]["num_executions"] == 1
