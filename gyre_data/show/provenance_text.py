@@ -126,8 +126,7 @@ def _context(call: CallExplained) -> list[Text]:
     ]
     if row.cached_tokens is not None:
         told.append(Text(f"{count(row.cached_tokens)} from the engine's cache"))
-    reason = row.branch_reason if row.branch_reason not in (None, row.extension) else None
-    how = str(row.extension) + (f", {reason}" if reason else "")
+    how = ", ".join(dict.fromkeys(str(told) for told in (row.extension, row.branch_reason) if told is not None))
     told.append(Text(how, style=_WRONG if row.fork_check else ""))
     if row.fork_check:
         told.append(Text(f"FALSE fork: {row.fork_check}", style=_WRONG))
