@@ -112,11 +112,11 @@ class _Lineage:
 def staleness(runs: Sequence[Tables], *, trainer: Tables | None = None) -> Staleness:
     """Staleness of what `trainer` consumed of the runs; without one, against the newest version of each run."""
     found = _Found()
-    for run in runs:
+    for number, run in enumerate(runs):
         if trainer is None:
-            _against_newest(run, found)
+            _against_newest(run, number, found)
         else:
-            _consumed(run, trainer, found)
+            _consumed(run, trainer, number, found)
     return found.result("newest_in_run" if trainer is None else "consumed")
 
 
@@ -124,7 +124,7 @@ def _group(info: ExecutionInfo) -> tuple[object, ...]:
     return ("group", info.group_id) if info.group_id is not None else ("execution", info.execution_id)
 
 
-def _against_newest(run: Tables, found: _Found) -> None:
+def _against_newest(run: Tables, number: int, found: _Found) -> None:
     infos = list(executions(run).values())
     nodes = node_rows(run)
     spans = _Spans(nodes, np.arange(len(nodes)))
@@ -141,14 +141,14 @@ def _against_newest(run: Tables, found: _Found) -> None:
     found.unknown += len(infos) - len(known)
     for info in known:
         if info.dispatch_version is not None:
-            found.groups[(id(run), *_group(info))].append(newest - info.dispatch_version)
+            found.groups[(number, *_group(info))].append(newest - info.dispatch_version)
     ages, at = np.unique(newest - spans.n_S[mine], return_inverse=True)
     found.token_d += ages.tolist()
     found.token_weight += np.bincount(at, weights=spans.size_S[mine]).astype(np.int64).tolist()
     found.tokens_unknown += int(spans.size_S[~mine].sum())
 
 
-def _consumed(run: Tables, trainer: Tables, found: _Found) -> None:
+def _consumed(run: Tables, trainer: Tables, place: int, found: _Found) -> None:
     made = steps(trainer)
     lineage, before = _Lineage(made), {step.step: step for step in made}
     infos, nodes = executions(run), node_rows(run)
@@ -166,7 +166,7 @@ def _consumed(run: Tables, trainer: Tables, found: _Found) -> None:
             if v is None or now is None:
                 found.unknown += 1
             else:
-                found.groups[(number, *_group(info))].append(now - v)
+                found.groups[(place, number, *_group(info))].append(now - v)
             leaves += [row.leaf_node for row in trajectories]
         spans = _Spans(nodes, _above(nodes, leaves))
         found.tokens_unknown += spans.unknown
