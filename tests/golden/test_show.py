@@ -49,3 +49,16 @@ def test_published_case_prints_exactly_its_figures() -> None:
     text = plain(stats_lines(stats(published_case()), where="runs/a"))
     for figure in ("calls 636 ", "1,347 messages", "1,716 if expanded (369 repeats, 1.27x)", "10 trajectories, 5 kept"):
         assert figure in text
+
+
+def test_forecast() -> None:
+    lines = stats_lines(stats(published_case(), model="Qwen/Qwen3-8B"), where="runs/a")
+    text = plain(lines)
+    check("stats-forecast.txt", text[text.index("forecast") :])
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_stats_fit_the_terminal(width: int) -> None:
+    found = stats([busy_case(), published_case()], model="Qwen/Qwen3-8B")
+    lines = list(stats_lines(found, where="runs/a", width=width))
+    assert max(len(line) for line in lines) <= max(width, 80)

@@ -71,6 +71,18 @@ def test_stats_of_several_runs(runs: Path) -> None:
     assert out("stats", runs).startswith("executions  3: 2 scored, 1 running")
 
 
+def test_stats_forecast_for_a_model_and_cuts(runs: Path) -> None:
+    told = json.loads(out("stats", runs, "--model", "qwen3-8b", "--json"))["forecast"]
+    assert [cap["j_max"] for cap in told["caps"]] == [1, 2, 3, 4, 5, None]
+    assert told["caps"][-1]["flops_ratio"] > 1.2
+    assert "worth packing" in out("stats", runs, "-m", "Qwen/Qwen3-8B")
+    with pytest.raises(ConfigError, match="nearest known: Qwen/Qwen3-8B"):
+        raise gyre("stats", runs, "--model", "Qwen3-8").exception or AssertionError
+    assert out("stats", runs, "--by", "tool").startswith("nothing recorded yet")
+    assert "unnamed" in out("stats", runs, "--by", "client")
+    assert out("stats", runs, "--by", "task").splitlines()[1].startswith("swe-412  2 of 3 scored")
+
+
 def test_stats_by_role_and_by_evaluator(runs: Path) -> None:
     roles = {row["role"]: row for row in json.loads(out("stats", runs, "--by", "role", "--json"))}
     whole = json.loads(out("stats", runs, "--json"))
