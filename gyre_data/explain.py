@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from .admission import Admission, Group, admit
 from .eligible import Candidate, Eligibility, Reason, candidates, eligibility
 from .errors import ConfigError
@@ -20,7 +22,7 @@ from .execution import Execution, ExecutionInfo, executions
 from .ledger import ledger, steps
 from .ownership import AdmittedTrajectory, keep
 from .scores import Reward, evaluator_weights, reward, scores_by_execution
-from .tree import Forest, Tree
+from .tree import Tree
 from .types import LedgerRow, Score, Step
 
 __all__ = [
@@ -260,7 +262,7 @@ def explain_execution(
     verdict = next(v for v in of_group.verdicts if v.execution_id == info.execution_id)
     trajectories: tuple[Trajectory, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    if info.execution_id in Forest(run):
+    if pc.index(run.table("calls").column("execution_id"), info.execution_id).as_py() >= 0:
         tree = execution.tree
         judged = eligibility(tree)
         trajectories = explain_trajectories(tree, judged, j_max=j_max)

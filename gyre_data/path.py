@@ -268,7 +268,7 @@ class Path:
 
     def _values(self, node: int) -> list[Any]:
         blob = getattr(self.execution.run, "blob", None)
-        return [] if blob is None else [json.loads(blob(name)) for name in self.tree.message_blobs(node)]
+        return [] if blob is None else [_value(blob, name) for name in self.tree.message_blobs(node)]
 
     def _answered(self, value: Any, before: Sequence[PathMessage]) -> ToolAnswer | None:
         """The newest call of that id, by the id itself or by what an id of ours names."""
@@ -298,6 +298,14 @@ def minted_number(message: Mapping[str, Any], minted: int, *, anthropic: bool) -
     if anthropic:
         minted -= bool(message.get("reasoning")) + bool(message.get("content"))
     return minted if 0 <= minted < len(calls) else None
+
+
+def _value(blob: Callable[[str], bytes], name: str) -> Any:
+    """The message of a blob; None when the run does not hold it (`gyre verify` names it)."""
+    try:
+        return json.loads(blob(name))
+    except KeyError:
+        return None
 
 
 def _joined(views: Sequence[Ints]) -> Ints:

@@ -112,8 +112,10 @@ def _states(execution: Execution) -> dict[str, EnvironmentState]:
 
 
 def _num_bytes(execution: Execution, call: Call) -> int | None:
-    blob = getattr(execution.run, "blob", None)
-    return None if blob is None or call.request_blobs is None else len(request_body(execution, call))
+    try:
+        return len(request_body(execution, call))
+    except DataError:
+        return None
 
 
 def request_body(execution: Execution, call: Call) -> bytes:

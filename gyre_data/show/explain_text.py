@@ -13,7 +13,7 @@ from gyre_data.explain import RULES, ExecutionExplained, GroupExplained, RunExpl
 from gyre_data.types import Score
 
 from .layout import flow, wrapped
-from .numbers import DASH, amount, count
+from .numbers import DASH, amount, count, counted
 
 __all__ = ["execution_lines", "labelled", "run_lines"]
 
@@ -207,13 +207,17 @@ def _trajectories(found: ExecutionExplained, width: int) -> Iterator[Text]:
             Text(f"{amount(t.num_tokens)} tok, {amount(t.num_owned)} owned", style="" if t.num_owned else _QUIET),
         ]
         if t.reason is None:
-            told.append(Text(f"{trains} {spans(t.owned_calls)}"))
+            told.append(Text(f"{trains} {_spans(t.owned_calls)}"))
             rest = [n for n in t.calls if n not in t.owned_calls]
-            told.append(Text(f"context only {spans(rest)}" if rest else "", style=_QUIET))
+            told.append(Text(f"context only {_spans(rest)}" if rest else "", style=_QUIET))
         else:
             told.append(Text(f"left out, admit.{t.reason}: {t.detail}", style=_WRONG))
         label = f"path {t.index}" if t.index is not None else "path -"
         yield from labelled(label, [part for part in told if part.plain], width)
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    return shorten(spans(numbers), 160, placeholder=" ...")
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -235,7 +239,7 @@ def _calls(found: ExecutionExplained, width: int) -> Iterator[Text]:
     details = Counter((one.reason, one.detail) for one in found.left_out)
     for reason, numbers in sorted(by.items(), key=lambda item: -len(item[1])):
         told = sorted({detail for (r, detail) in details if r == reason})
-        parts = [Text(f"{count(len(numbers))} calls: {shorten(spans(numbers), 60, placeholder=' ...')}")]
+        parts = [Text(f"{counted(len(numbers), 'call')}: {shorten(spans(numbers), 60, placeholder=' ...')}")]
         parts += [Text(f"admit.{reason}", style=_WRONG), Text(RULES.get(reason, ""))]
         parts += [Text(f"({told[0]})", style=_QUIET)] if len(told) == 1 and told[0] else []
-        yield from labelled("not trained", parts, width)
+        yield from labelled("left out", parts, width)

@@ -175,3 +175,19 @@ def test_the_command_takes_a_run_an_execution_a_call_or_a_token(runs: Path) -> N
     assert all(len(line) <= 80 for line in whole.splitlines())
     failed = CliRunner().invoke(app, ["explain", str(runs), "0bbb:c4", "--request"])
     assert isinstance(failed.exception, DataError)
+
+
+def test_a_run_without_its_texts_is_explained_all_the_same(tmp_path: Path) -> None:
+    """A copy that lacks blobs that its rows name: `gyre verify` says so, looking at it goes on."""
+    run = Forest()
+    e = run.execution("e_0123456789ab")
+    made = e.call(request_blobs=("ab" * 32,))
+    e.say(made.output, {"role": "assistant", "content": "x"})
+    run.rows["blobs"].clear()
+    opened = run.write(tmp_path / "a")
+    assert explain_call(opened["0123"], 1).request_bytes is None
+    assert "not kept" in out("explain", tmp_path / "a", "0123:c1")
+    told = out("tree", tmp_path / "a", "0123:c1")
+    assert "the run holds no text of these messages" in told
+    assert "no message holds" in out("search", tmp_path / "a", "x")
+    assert out("tree", tmp_path / "a", "0123", "--breaks").startswith("no prefix broke")
