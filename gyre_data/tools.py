@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -79,8 +79,6 @@ class _Message:
     name: str | None
     calls: tuple[tuple[str, str | None, int], ...]
     """Tool, id and size of each call."""
-    value: Mapping[str, Any]
-    """Its tool calls, and whether there is reasoning and content: what a number within the reply counts over."""
     text: int
     reasoning: int
 
@@ -218,7 +216,8 @@ class _Names:
         if minted := MINTED_CALL.fullmatch(message.answers):
             made = self._made.get(minted[1])
             if made is not None and made[0] == execution_id:
-                number = minted_number(made[1].value, int(minted[2]), anthropic=made[2])
+                reply = {"tool_calls": made[1].calls, "reasoning": made[1].reasoning, "content": made[1].text}
+                number = minted_number(reply, int(minted[2]), anthropic=made[2])
                 return UNKNOWN_TOOL if number is None else made[1].calls[number][0]
         return message.name or UNKNOWN_TOOL
 
@@ -238,13 +237,13 @@ def _blobs(run: Tables, wanted: pa.Array) -> Iterator[tuple[str, bytes]]:
     """Plain bytes of the wanted blobs, in the order of the file."""
     blobs = run.table("blobs")
     rows = np.flatnonzero(pc.is_in(blobs.column("blob_id"), value_set=wanted).to_numpy())
-    start = 0
-    for chunk in blobs.to_batches():
-        for row in rows[(rows >= start) & (rows < start + len(chunk))].tolist():
-            one = {name: chunk.column(name)[row - start] for name in ("blob_id", "codec", "num_bytes", "data")}
-            name = one["blob_id"].as_py()
-            yield name, unpack_blob(name, one["codec"].as_py(), one["num_bytes"].as_py(), one["data"].as_buffer())
-        start += len(chunk)
+    batches = blobs.to_batches()
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    cuts = np.searchsorted(rows, starts)
+    for batch, start, first, end in zip(batches, starts[:-1], cuts[:-1], cuts[1:], strict=True):
+        for one in batch.take(pa.array(rows[first:end] - start)).to_pylist():
+            data = pa.py_buffer(one["data"])
+            yield one["blob_id"], unpack_blob(one["blob_id"], one["codec"], one["num_bytes"], data)
 
 
 def _read(data: bytes) -> _Message:
@@ -264,13 +263,9 @@ def _read(data: bytes) -> _Message:
             (name, call_id, _size(name) + _size(arguments_text(arguments)))
             for call_id, (name, arguments) in zip(ids, tools_of(value), strict=True)
         ),
-        value={name: value[name] if name == "tool_calls" else True for name in _COUNTED if value.get(name)},
         text=_size(content_text(value)),
         reasoning=_size(str(value.get("reasoning") or "")),
     )
-
-
-_COUNTED = ("tool_calls", "reasoning", "content")
 
 
 def _size(text: str) -> int:
