@@ -16,11 +16,12 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from .eligible import ROLE_ORDER, Eligibility, Reason, eligibility
-from .errors import ConfigError
+from .eligible import ROLE_ORDER, Eligibility, eligibility
+from .errors import ConfigError, DataError
 from .execution import ExecutionInfo, executions
 from .frame import Records
 from .ownership import AdmittedTrajectory, Count, Exclusion, keep
+from .reasons import REASONS, Reason
 from .schema import AgentRole, EndReason
 from .scores import Reward, evaluator_weights, reward, scores_by_execution
 from .tree import Forest, Tables, Tree
@@ -89,10 +90,9 @@ class Admission:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """What was admitted, and how many executions, calls and trajectories were left out by reason."""
-        found: dict[str, Counter[str]] = {"executions": Counter(), "calls": Counter(), "trajectories": Counter()}
+        found: dict[str, Counter[str]] = {name: Counter() for name in _LEVELS.values()}
         for exclusion in self.excluded:
-            level = "calls" if exclusion.call_id else "trajectories" if exclusion.node_id else "executions"
-            found[level][exclusion.reason.value] += 1
+            found[_LEVELS[REASONS[exclusion.reason].level]][exclusion.reason.value] += 1
         admitted = {
             "executions": len(self.executions),
             "trajectories": sum(len(e.trajectories) for e in self.executions),
@@ -100,6 +100,9 @@ class Admission:
             "groups": sum(group.reason is None for group in self.groups),
         }
         return {"admitted": admitted, **{name: dict(sorted(c.items())) for name, c in found.items()}}
+
+
+_LEVELS = {"execution": "executions", "call": "calls", "trajectory": "trajectories"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,8 +210,12 @@ def _judge_run(
             if early.reason is Reason.RUNNING and info.group_id is not None:
                 unfinished.add((number, info.group_id))
             continue
-        tree = forest.tree(info.execution_id)
-        found = eligibility(tree, need_logprobs=settings.need_logprobs, allow=settings.allow)
+        try:
+            tree = forest.tree(info.execution_id)
+            found = eligibility(tree, need_logprobs=settings.need_logprobs, allow=settings.allow)
+        except DataError as error:  # one damaged execution says nothing about the others
+            excluded.append(_whole(info, Reason.INCONSISTENT, str(error)))
+            continue
         kept, left_out = keep(tree, found, j_max=settings.j_max, role_order=settings.role_order, count=settings.count)
         excluded += left_out
         value = reward(scores.get(info.execution_id, ()), settings.weights)
@@ -239,9 +246,10 @@ def _why_not(
         return _whole(info, Reason.NO_ELIGIBLE_OUTPUT, "no output was delivered to a trained role")
     if not kept:
         most = Counter(reason for reason, _ in judged.reasons.values()).most_common(1)
-        return _whole(
-            info, Reason.NOTHING_TRAINABLE, f"no token may be trained; most often {most[0][0]}" if most else ""
+        detail = (
+            f"no token may be trained; most often {most[0][0]}" if most else "no trajectory of a role that is wanted"
         )
+        return _whole(info, Reason.NOTHING_TRAINABLE, detail)
     if need_score and info.group_id is None:
         return _whole(info, Reason.NO_GROUP, "it belongs to no group, so there is nothing to compare it with")
     return None

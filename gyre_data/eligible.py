@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from .reasons import Reason
 from .schema import AgentRole, Author, BranchReason, CallStatus, DeliveryState, NodeKind
 from .tree import Tree
 from .types import Call, Ints
@@ -29,46 +29,6 @@ ROLE_ORDER: tuple[AgentRole, ...] = (
 
 
 _SAMPLED = (Author.POLICY, Author.PROVIDER)
-
-
-class Reason(StrEnum):
-    """Why something is not trained. A report groups by these; `detail` says more."""
-
-    # an execution
-    RUNNING = "running"
-    INFRA_FAULT = "infra_fault"
-    NO_CALLS = "no_calls"
-    NO_ELIGIBLE_OUTPUT = "no_eligible_output"
-    NOTHING_TRAINABLE = "nothing_trainable"
-    NO_SCORE = "no_score"
-    EVALUATOR_FAILED = "evaluator_failed"
-    NOT_A_NUMBER = "not_a_number"
-    NO_GROUP = "no_group"
-    GROUP_TOO_SMALL = "group_too_small"
-    GROUP_RUNNING = "group_running"
-    ZERO_VARIANCE = "zero_variance"
-    # a call
-    CALL_FAILED = "call_failed"
-    CALL_ABORTED = "call_aborted"
-    NO_OUTPUT = "no_output"
-    UNDELIVERED = "undelivered"
-    DELIVERY_UNKNOWN = "delivery_unknown"
-    ROLE_SIDE = "role_side"
-    ROLE_UNKNOWN = "role_unknown"
-    HOSTED = "hosted"
-    TEXT_ONLY = "text_only"
-    REDACTED = "redacted"
-    NO_LOGPROBS = "no_logprobs"
-    LOGPROB_NOT_FINITE = "logprob_not_finite"
-    TEMPERATURE_UNKNOWN = "temperature_unknown"
-    GREEDY = "greedy"
-    TOP_P = "top_p"
-    TOP_K = "top_k"
-    CONSTRAINED = "constrained"
-    # a trajectory
-    ROLE_NOT_WANTED = "role_not_wanted"
-    NOTHING_NEW = "nothing_new"
-    BEYOND_J_MAX = "beyond_j_max"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

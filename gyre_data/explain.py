@@ -16,11 +16,12 @@ from typing import Any
 import pyarrow.compute as pc
 
 from .admission import Admission, Group, admit
-from .eligible import Candidate, Eligibility, Reason, candidates, eligibility
+from .eligible import Candidate, Eligibility, candidates, eligibility
 from .errors import ConfigError
 from .execution import Execution, ExecutionInfo, executions
 from .ledger import ledger, steps
 from .ownership import AdmittedTrajectory, keep
+from .reasons import REASONS, Reason
 from .scores import Reward, evaluator_weights, reward, scores_by_execution
 from .tree import Tree
 from .types import LedgerRow, Score, Step
@@ -39,40 +40,7 @@ __all__ = [
     "explain_trajectories",
 ]
 
-RULES: dict[Reason, str] = {
-    Reason.RUNNING: "an execution that has not ended is not trained",
-    Reason.INFRA_FAULT: "a fault of the infrastructure says nothing about the policy",
-    Reason.NO_CALLS: "no model call was recorded",
-    Reason.NO_ELIGIBLE_OUTPUT: "an output counts when the harness had it and its role is trained",
-    Reason.NOTHING_TRAINABLE: "none of its outputs may enter the loss",
-    Reason.NO_SCORE: "RL needs a verdict: append one with `gyre score`",
-    Reason.EVALUATOR_FAILED: "a failed evaluator is never a zero: score it again",
-    Reason.NOT_A_NUMBER: "a score that is no finite number is no score",
-    Reason.NO_GROUP: "an advantage compares the executions of one group",
-    Reason.GROUP_TOO_SMALL: "a group needs two valid scores to compare",
-    Reason.GROUP_RUNNING: "a group's mean would still change: a member has not ended",
-    Reason.ZERO_VARIANCE: "equal scores teach nothing",
-    Reason.CALL_FAILED: "a failed call gave the harness nothing",
-    Reason.CALL_ABORTED: "an aborted reply is not what the policy would have said",
-    Reason.NO_OUTPUT: "nothing was sampled",
-    Reason.UNDELIVERED: "the harness never had the reply, and nothing goes on from it",
-    Reason.DELIVERY_UNKNOWN: "nobody knows whether the harness had the reply",
-    Reason.ROLE_SIDE: "side calls (titles, classifiers) are never trained",
-    Reason.ROLE_UNKNOWN: "whose call it is is not known, so it is never trained",
-    Reason.HOSTED: "a hosted API gives no token ids: only SFT on the text",
-    Reason.TEXT_ONLY: "imported text has no sampled token ids: only SFT on it",
-    Reason.REDACTED: "its context lost token ids with a secret",
-    Reason.NO_LOGPROBS: "RL needs the log-probs of the policy that sampled; SFT does not",
-    Reason.LOGPROB_NOT_FINITE: "a log-prob that is no finite number cannot enter the loss",
-    Reason.TEMPERATURE_UNKNOWN: "log-probs are taken at the temperature used",
-    Reason.GREEDY: "sampled at temperature 0: not a sample of the policy",
-    Reason.TOP_P: "top_p below 1 cuts the policy that was recorded",
-    Reason.TOP_K: "top_k cuts the policy that was recorded",
-    Reason.CONSTRAINED: "a grammar or schema limited what could be sampled",
-    Reason.ROLE_NOT_WANTED: "its role is not in role_order",
-    Reason.NOTHING_NEW: "all that it could train has an owner already",
-    Reason.BEYOND_J_MAX: "J_max trajectories were kept before it",
-}
+RULES: dict[Reason, str] = {reason: told.rule for reason, told in REASONS.items()}
 """The rule behind each reason, in a sentence."""
 
 

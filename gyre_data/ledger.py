@@ -1,53 +1,22 @@
 """What training consumed, in the trainer's folder: a `ledger` row per trained trajectory, a `steps` row per step.
 
-Both are written in one commit, ledger first: a step that is not in `steps` did not happen, whatever the ledger says.
-Going back to a checkpoint rewrites history: a step recorded later voids what was recorded before with the same or a
-higher number. So `consumed` after a resume is what the current weights have seen, no more and no less.
+`gyre_train` writes both in one commit, ledger first: a step that is not in `steps` did not happen, whatever the ledger
+says. Going back to a checkpoint rewrites history: a step recorded later voids what was recorded before with the same
+or a higher number. So `consumed` after a resume is what the current weights have seen, no more and no less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from . import manifest as manifests
-from .admission import AdmittedExecution
 from .arrays import from_table
 from .reader import Run
 from .tree import Tables
 from .types import LedgerRow, Step
-from .writer import RunWriter
 
-__all__ = ["append", "consumed", "ledger", "ledger_rows", "newest_time", "steps"]
-
-
-def ledger_rows(step: Step, executions: Iterable[AdmittedExecution]) -> list[LedgerRow]:
-    """The rows that say what `step` was made from: run and manifest, trajectory, owned tokens, R, A and score rows."""
-    return [
-        LedgerRow(
-            step=step.step,
-            policy_id=step.policy_id,
-            data_run=str(Path(getattr(e.run, "path", "")).resolve()),
-            manifest=getattr(e.run, "manifest_number", 0),
-            execution_id=e.execution_id,
-            group_id=e.group_id,
-            trajectory=t.index,
-            leaf_node=e.tree.node_id[t.leaf],
-            owned_tokens=t.num_owned,
-            reward=e.reward,
-            advantage=e.advantage,
-            score_ids=e.score_ids,
-            at=step.at,
-        )
-        for e in executions
-        for t in e.trajectories
-    ]
-
-
-def append(writer: RunWriter, step: Step, executions: Iterable[AdmittedExecution]) -> None:
-    """Record durably that `step` consumed these executions."""
-    writer.write([*ledger_rows(step, executions), step])
+__all__ = ["consumed", "ledger", "newest_time", "steps"]
 
 
 def steps(folder: str | Path | Tables) -> list[Step]:

@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
     "import": ("gyre_data.convert.commands", "import_", "Import sessions that other tools recorded."),
     "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),
-    "score": ("gyre_data.show.commands", "score", "Append an evaluator's verdict to an execution."),
+    "score": ("gyre_data.show.score_command", "score", "Append an evaluator's verdict to an execution."),
     "compact": ("gyre_data.folder_commands", "compact", "Rewrite a run as few large files, maybe compressed."),
     "tag": ("gyre_data.folder_commands", "tag", "Name what a run holds now as a dataset version."),
     "rm": ("gyre_data.folder_commands", "rm", "Remove executions from a run, with --purge from the disk."),

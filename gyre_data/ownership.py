@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from .eligible import ROLE_ORDER, Candidate, Eligibility, Reason, candidates
+from .eligible import ROLE_ORDER, Candidate, Eligibility, candidates
+from .reasons import Reason
 from .schema import AgentRole
 from .tree import Tree
 from .types import Ints

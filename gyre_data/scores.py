@@ -1,5 +1,8 @@
 """Verdicts on executions: append-only rows, the latest scored row of each evaluator counts.
 
+The latest is the one written last: rows of a run stand in the order of their commits. Their times are for people; a
+clock that was set back must not bring an older verdict into force again.
+
 A missing verdict is never a zero: an evaluator that failed, was skipped, or gave something that is not a number leaves
 the execution without a reward, with a reason.
 """
@@ -11,11 +14,12 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from .arrays import from_table
-from .eligible import Reason
 from .errors import ConfigError
+from .reasons import Reason
 from .schema import ScoreStatus
 from .tree import Tables
 from .types import Score
@@ -77,36 +81,43 @@ def make_score(
     )
 
 
-def score(target: Any, execution: Any, value: float | None, *, evaluator: str, **more: Any) -> Score:
+def score(
+    target: Any, execution: Any, value: float | None, *, evaluator: str, key: str | None = None, **more: Any
+) -> Score:
     """Append a verdict durably and return its row; `more` as in `make_score`.
 
-    `target` is a writer that holds the run's lock, or a run (or its path), which is then locked for this one row.
-    `execution` is an id, or anything with an `execution_id`.
+    `target` is a run or its path, written through the proxy that records it (which may want `key`) or under its own
+    lock; or a writer that holds the lock. `execution` is an `Execution` or an id; of a run, the start of one is enough.
     """
-    row = make_score(getattr(execution, "execution_id", execution), value, evaluator=evaluator, **more)
+    execution_id = getattr(execution, "execution_id", execution)
     if hasattr(target, "write"):
+        row = make_score(execution_id, value, evaluator=evaluator, **more)
         target.write([row])
         return row
-    from .writer import RunWriter  # loaded here: reading and admission need no writer
+    from .execution import executions, find  # loaded here: admission reads scores and needs no writer
+    from .reader import Run
+    from .remote import append_scores
 
-    with RunWriter(getattr(target, "path", target), create=False) as writer:
-        writer.write([row])
-    return row
+    if isinstance(target, str | Path):
+        target = Run(Path(target))
+    row = make_score(find(executions(target), execution_id), value, evaluator=evaluator, **more)
+    (stored,), _ = append_scores(target, [row], key=key)
+    return stored
 
 
 def scores_by_execution(run: Tables) -> dict[str, list[Score]]:
-    """All verdicts of a run by execution, oldest first."""
+    """All verdicts of a run by execution, in the order in which they were written."""
     found: dict[str, list[Score]] = {}
     rows: list[Score] = from_table("scores", run.table("scores"))
-    for row in sorted(rows, key=lambda row: (row.at, row.score_id)):
+    for row in rows:
         found.setdefault(row.execution_id, []).append(row)
     return found
 
 
 def latest_scored(rows: Iterable[Score], evaluator: str) -> Score | None:
-    """The latest scored row of an evaluator, given as `name` or `name@version`; None when it never scored."""
+    """The last scored row of an evaluator, given as `name` or `name@version`; None when it never scored."""
     scored = [row for row in _of(rows, evaluator) if row.status == ScoreStatus.SCORED]
-    return max(scored, key=lambda row: (row.at, row.score_id)) if scored else None
+    return scored[-1] if scored else None
 
 
 def evaluator_weights(rows: Iterable[Score], wanted: Mapping[str, float] | None) -> dict[str, float]:
@@ -129,7 +140,10 @@ def evaluator_weights(rows: Iterable[Score], wanted: Mapping[str, float] | None)
 
 
 def reward(rows: Iterable[Score], weights: Mapping[str, float]) -> Reward:
-    """R = weighted sum over the evaluators of their latest scored rows; every one of them must have scored."""
+    """R = weighted sum over the evaluators of their latest scored rows; every one of them must have scored.
+
+    `rows` are in the order in which they were written, as `scores_by_execution` gives them.
+    """
     rows = list(rows)
     if not weights:
         return Reward(reason=Reason.NO_SCORE, detail="no evaluator result")
@@ -151,7 +165,7 @@ def reward(rows: Iterable[Score], weights: Mapping[str, float]) -> Reward:
 def _missing(tried: list[Score], evaluator: str) -> Reward:
     if not tried:
         return Reward(reason=Reason.NO_SCORE, detail=f"no evaluator result: {evaluator} never ran")
-    last = max(tried, key=lambda row: (row.at, row.score_id))
+    last = tried[-1]
     told = f"no evaluator result: {evaluator} {last.status}" + (f" ({last.detail})" if last.detail else "")
     return Reward(reason=Reason.EVALUATOR_FAILED if last.status == ScoreStatus.FAILED else Reason.NO_SCORE, detail=told)
 

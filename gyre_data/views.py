@@ -26,6 +26,7 @@ from .frame import Records
 from .listing import ExecutionSummary, list_executions
 from .ownership import AdmittedTrajectory, keep
 from .reader import Run
+from .reasons import REASONS
 from .schema import TABLES, Author, ScoreStatus
 from .tree import Forest, Tables, Tree
 from .types import Score
@@ -251,7 +252,13 @@ _ADMISSION = pa.schema(
 
 
 def _excluded(sources: Sources) -> pa.Table:
-    return sources.joined([found.excluded.arrow() for found in sources.admissions])
+    tables = []
+    for found in sources.admissions:
+        told = found.excluded.arrow()
+        meanings = [REASONS[x.reason] for x in found.excluded]
+        told = told.append_column("level", pa.array([m.level for m in meanings], pa.string()))
+        tables.append(told.append_column("rule", pa.array([m.rule for m in meanings], pa.string())))
+    return sources.joined(tables)
 
 
 def _texts(

@@ -1,9 +1,8 @@
-"""`gyre stats` and `gyre score`: a few lines each over the library calls of the same name."""
+"""`gyre stats`: a few lines over the library call of the same name."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from enum import StrEnum
@@ -14,7 +13,6 @@ import typer
 from rich.text import Text
 
 from gyre_data.breakdown import by_client, by_evaluator, by_role, by_task
-from gyre_data.execution import executions, find
 from gyre_data.hosted import Prices
 from gyre_data.outages import outages
 from gyre_data.reader import Run
@@ -26,10 +24,9 @@ from gyre_data.tools import by_tool
 
 from .breakdown_text import call_lines, evaluator_lines, task_lines, tool_lines
 from .layout import screen, show
-from .remote import append_score
 from .stats_text import stats_lines
 
-__all__ = ["By", "score", "stats"]
+__all__ = ["By", "stats"]
 
 
 class By(StrEnum):
@@ -97,32 +94,6 @@ def _cut(runs: list[Run], by: By, j_max: int | None, width: int) -> tuple[Any, I
         return [asdict(row) for row in groups], evaluator_lines(groups, windows, width=width)
     calls = (by_role if by is By.ROLE else by_client)(runs, j_max=j_max)
     return [row.to_json(by.value) for row in calls], call_lines(calls, by.value, width=width)
-
-
-def score(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    execution: Annotated[str, typer.Argument(help="Start of an execution's id.")],
-    value: Annotated[float | None, typer.Argument(help="The score; left out with --failed.")] = None,
-    evaluator: Annotated[str, typer.Option(help="NAME or NAME@VERSION.")] = "manual",
-    partial: Annotated[bool, typer.Option("--partial", help="The work judged was not finished.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="The evaluator failed: recorded, never a zero.")] = False,
-    detail: Annotated[str | None, typer.Option(help="Text or JSON from the evaluator.")] = None,
-) -> None:
-    """Append an evaluator's verdict; through the proxy that records the run, if one does."""
-    opened = open_run(find_run(run))
-    execution_id = find(executions(opened), execution)
-    through = append_score(
-        opened,
-        execution_id,
-        value,
-        evaluator=evaluator,
-        status="failed" if failed else "scored",
-        partial=partial or None,
-        detail=detail,
-        key=os.environ.get("GYRE_KEY"),
-    )
-    verdict = "failed" if failed else f"{value:g}{' partial' if partial else ''}"
-    typer.echo(f"{execution_id}: {verdict} by {evaluator}" + (f", through {through}" if through else ""))
 
 
 def _print_json(value: Any) -> None:

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from gyre_data.errors import DataError
-from gyre_data.scores import scores_by_execution
-from gyre_data.show.remote import append_score
+from gyre_data.remote import append_scores
+from gyre_data.scores import make_score, scores_by_execution
 from gyre_data.store import open as open_run
 from tests.support.proxy_server import serve_proxy
 from tests.support.scripted_engine import ScriptedEngine
@@ -24,14 +24,20 @@ async def test_a_score_of_a_live_run_goes_through_its_proxy(tmp_path):
         run = open_run(folder)
 
         def score(execution_id, value, **more):
-            return asyncio.to_thread(append_score, run, execution_id, value, evaluator="pytest@3", **more)
+            rows = [make_score(execution_id, value, evaluator="pytest@3", **more)]
+            return asyncio.to_thread(append_scores, run, rows)
 
-        assert await score(made["id"], 0.5, partial=True, detail="3 of 6") == served.url
-        assert await score(made["id"], None, status="failed", detail="timed out") == served.url
+        (one,), through = await score(made["id"], 0.5, partial=True, detail="3 of 6")
+        assert through == served.url
+        run.refresh()  # an execution's start is enough to name it, once it can be read
+        two = await asyncio.to_thread(
+            run.score, made["id"][:8], None, evaluator="pytest@3", status="failed", detail="timed out"
+        )
         with pytest.raises(DataError, match="refused the score: 404 wanted an execution of this run"):
             await score("e_none", 0.5)
         run.refresh()
         first, second = scores_by_execution(run)[made["id"]]
+        assert [first.score_id, second.score_id] == [one.score_id, two.score_id]
         assert (first.evaluator, first.evaluator_version, first.value, first.partial) == ("pytest", "3", 0.5, True)
         assert (first.status, first.detail) == ("scored", "3 of 6")
         assert (second.status, second.value, second.detail) == ("failed", None, "timed out")

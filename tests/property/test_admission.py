@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_data.admission import Admission, Count, admit
-from gyre_data.schema import AgentRole, CallStatus
+from gyre_data.eligible import eligibility
+from gyre_data.reasons import REASONS, Reason
+from gyre_data.schema import AgentRole, CallStatus, ScoreStatus
 from tests.support.forest import Forest, forests
 
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=20, deadline=None)
 CHECK = {"check": 1.0}
 
 
@@ -47,6 +50,9 @@ def test_ownership(run: Forest, j_max: int, need_score: bool) -> None:
             # The owner is the first kept trajectory that holds the node.
             assert set(t.owned).isdisjoint(seen)
             seen |= set(t.path)
+        # What may be trained and lies on a kept trajectory has an owner.
+        trainable = set(np.flatnonzero(eligibility(e.tree, need_logprobs=need_score).trainable_N).tolist())
+        assert seen & trainable == set(owners)
 
 
 @few
@@ -121,13 +127,55 @@ def test_everything_left_out_has_a_reason(run: Forest) -> None:
     assert admitted | set(out) == {row.execution_id for row in run.rows["executions"]}
     assert admitted.isdisjoint(out)
     assert set(out.values()) <= {1}
-    assert all(x.detail for x in admission.excluded)
+    for x in admission.excluded:
+        named = {"execution": (False, False), "call": (True, False), "trajectory": (False, True)}
+        assert (x.call_id is not None, x.node_id is not None) == named[REASONS[x.reason].level]
+        assert len(x.detail.split()) > 1 or x.reason in (Reason.CALL_FAILED, Reason.CALL_ABORTED)
     owned = {e.tree.node_id[i] for e in admission.executions for t in e.trajectories for i in t.owned}
     named = {x.call_id for x in admission.excluded if x.call_id}
     beyond = any(x.node_id for x in admission.excluded)
     for call in run.rows["calls"]:
         if call.execution_id in admitted and not beyond:
             assert (call.output_node in owned) != (call.call_id in named)
+
+
+@few
+@given(forests(), st.sampled_from(["failed", "skipped", None]), st.integers(0, 99))
+def test_a_missing_verdict_is_never_a_zero(run: Forest, status: str | None, pick: int) -> None:
+    before = admit(run, evaluators=CHECK)
+    if not before.executions:
+        return
+    gone = before.executions[pick % len(before.executions)]
+    rows = run.rows["scores"]
+    lost = [row for row in rows if row.execution_id == gone.execution_id]
+    run.rows["scores"] = [row for row in rows if row.execution_id != gone.execution_id]
+    run.rows["scores"] += [replace(row, status=ScoreStatus(status), value=None) for row in lost if status is not None]
+    after = admit(run, evaluators=CHECK)
+    assert gone.execution_id not in {e.execution_id for e in after.executions}
+    values = [e.reward for e in before.executions if e.group_id == gone.group_id and e is not gone]
+    (group,) = (g for g in after.groups if g.group_id == gone.group_id)
+    assert group.num_valid == len(values)
+    assert group.mean == (pytest.approx(np.mean(values)) if values else None)
+    (why,) = (x for x in after.excluded if x.execution_id == gone.execution_id and not (x.call_id or x.node_id))
+    assert why.reason == (Reason.EVALUATOR_FAILED if status == "failed" else Reason.NO_SCORE)
+
+
+@few
+@given(forests(), st.integers(0, 99))
+def test_an_execution_that_contradicts_itself_does_not_stop_the_others(run: Forest, pick: int) -> None:
+    before = admit(run, need_score=False)
+    if not before.executions:
+        return
+    bad = before.executions[pick % len(before.executions)]
+    node_id = bad.tree.node_id[bad.trajectories[0].leaf]
+    run.rows["nodes"] = [
+        replace(row, start_pos=row.start_pos + 1) if row.node_id == node_id else row for row in run.rows["nodes"]
+    ]
+    after = admit(run, need_score=False)
+    assert told(after) == [one for one in told(before) if one[0] != bad.execution_id]
+    (why,) = (x for x in after.excluded if x.execution_id == bad.execution_id)
+    assert why.reason is Reason.INCONSISTENT
+    assert node_id in why.detail
 
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=6)

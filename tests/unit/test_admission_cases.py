@@ -1,18 +1,24 @@
-"""Published faults of other systems as tests: L03 groups, L06 a reply under two leaves, L13 no reward is not zero."""
+"""Published faults of other systems as tests, as far as data decides: L03 groups, L04 masks, L06 a reply under two
+leaves, L10 ragged executions, L12 versions, L13 no reward is not zero."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gyre_data.admission import admit
-from gyre_data.errors import ConfigError
+from gyre_data.arrays import to_batches
+from gyre_data.errors import AlignmentError, ConfigError
+from gyre_data.execution import Execution
 from gyre_data.scores import score
+from gyre_data.types import PolicyVersion, VersionSpan
 from tests.support.forest import Forest
 
 CASES = Path(__file__).parent.parent / "data" / "cases"
@@ -42,6 +48,31 @@ def test_l03_statistics_are_over_executions_not_trajectories() -> None:
     )
 
 
+def test_l04_an_advantage_is_one_number_for_every_reply_of_an_execution() -> None:
+    given, expected = case("L04")
+    run = Forest()
+    run.execution(group="g", score=0.0).call()
+    e = run.execution("e_steps", group="g", score=2 * given["advantage"])
+    ends = []
+    for step in given["steps"]:
+        first, replied = step["mask"].index(1), sum(step["mask"])
+        reply = e.call(new=[("user", first)], output=replied)
+        after = len(step["mask"]) - first - replied
+        if after:
+            e.call(after=reply, new=[("tool", after)], output=None, status="failed", delivery=None)
+        tool = [node.node_id for node in e.nodes.values() if node.message_role == "tool"]
+        ends.append((tool[-1] if after else reply.output, first))
+    admission = admit(run, scale="none")
+    (found,) = (x for x in admission.executions if x.execution_id == "e_steps")
+    assert found.advantage == given["advantage"]
+    rows = []
+    for node, first in ends:
+        mask = Execution.load(run, "e_steps").path(node).loss_mask_T(admission)
+        row = np.where(mask, found.advantage, 0.0)
+        rows.append(np.delete(row, [first, first + 1]).tolist())  # the generation prompt, which the case has not
+    assert rows == expected["rows"] != expected["wrong_rows"]
+
+
 def test_l06_both_count_modes_say_so_in_owners_and_denominator() -> None:
     given, expected = case("L06")
     size = {node["id"]: node["tokens"] for node in given["tree"]["nodes"]}
@@ -69,6 +100,48 @@ def test_l06_both_count_modes_say_so_in_owners_and_denominator() -> None:
     )
     # Once: c has more tokens, so it comes first and owns the shared reply; 10 tokens are the denominator.
     assert coefficients("once") == ({"a": -0.5, "b": 1.0, "c": -0.5}, 10)
+
+
+def test_l10_batches_are_cut_between_executions() -> None:
+    given, expected = case("L10")
+    run = Forest()
+    for number, rows in enumerate(given["rows_per_rollout"]):
+        e = run.execution(group="g", score=float(number % 2))
+        root = e.call()
+        for _ in range(rows):
+            e.call(after=root)
+    found = admit(run).executions
+    size, ranks = given["mini_batch_rollouts"], given["data_parallel"]
+    batches = [found[k : k + size] for k in range(0, len(found), size)]
+    assert len(batches) == expected["mini_batches"]
+    shares = [batch[rank::ranks] for batch in batches for rank in range(ranks)]
+    leaves = [(e.execution_id, t.leaf) for share in shares for e in share for t in e.trajectories]
+    assert len(leaves) == len(set(leaves)) == expected["rows"]
+    for batch in batches:  # an execution weighs 1 / E however many trajectories and tokens it has
+        weights = [sum(t.num_owned / e.num_owned for t in e.trajectories) / len(batch) for e in batch]
+        assert weights == pytest.approx([1 / len(batch)] * len(batch))
+
+
+def test_l12_every_sampled_token_has_the_version_that_served_it() -> None:
+    _, expected = case("L12")
+    run = Forest()
+    e = run.execution()
+    served = [("run", n) for n in expected["w1_version_after"]]
+    last = None
+    for version in served:
+        last = e.call(after=last, output=2, version=version)
+    assert last is not None
+    path = Execution.load(run, e.execution_id).main
+    assert [(v.policy_id, v.n) for v in path.versions] == served
+    assert sum(v.end - v.start for v in path.versions) == int(path.sampled_T.sum())
+    assert [str(PolicyVersion.parse(f"run:{n}")) for _, n in served] == [f"run:{n}" for _, n in served]
+    for unlabelled in ("default", "41", ":41", "run:", "run:new"):
+        with pytest.raises(ValueError, match="wanted a weight version"):
+            PolicyVersion.parse(unlabelled)
+    node = e.nodes[last.output]
+    for wrong in ((VersionSpan(policy_id="run", n=41, start=0, end=1),), ()):
+        with pytest.raises(AlignmentError, match=r"cover 0\.\.2 exactly"):
+            to_batches("nodes", [replace(node, policy_versions=wrong)])
 
 
 def test_l13_no_reward_is_not_reward_zero() -> None:

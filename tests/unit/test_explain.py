@@ -14,12 +14,12 @@ from gyre_data.eligible import Reason
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import Execution
 from gyre_data.explain import RULES, explain_execution, explain_run
-from gyre_data.ledger import append
 from gyre_data.main import app
 from gyre_data.provenance import explain_call, explain_token
 from gyre_data.types import Step
 from tests.support.busy_case import busy_case
 from tests.support.forest import START, Forest, Made
+from tests.support.ledgers import append
 
 
 def group() -> tuple[Forest, list[Made]]:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from gyre_data import RunWriter, admit, ledger
 from gyre_data.admission import AdmittedExecution
+from gyre_data.frame import Records
 from gyre_data.types import Step
 from tests.support.forest import START, Forest
+from tests.support.ledgers import append, rows_of
 
 
 def step(number: int, at: datetime) -> Step:
@@ -24,7 +26,7 @@ def step(number: int, at: datetime) -> Step:
     )
 
 
-def admitted(run_path: Path) -> tuple[AdmittedExecution, ...]:
+def admitted(run_path: Path) -> Records[AdmittedExecution]:
     run = Forest()
     for value in (0.0, 1.0, 0.5, 0.25):
         e = run.execution(group="g", score=value)
@@ -37,8 +39,8 @@ def test_what_was_appended_is_consumed(tmp_path: Path) -> None:
     a, b, *_ = admitted(tmp_path / "data")
     assert ledger.consumed(tmp_path / "train") == set()
     with RunWriter(tmp_path / "train") as writer:
-        ledger.append(writer, step(1, START), [a])
-        ledger.append(writer, step(2, START + timedelta(seconds=1)), [b])
+        append(writer, step(1, START), [a])
+        append(writer, step(2, START + timedelta(seconds=1)), [b])
     assert ledger.consumed(tmp_path / "train") == {a.execution_id, b.execution_id}
     assert ledger.consumed(tmp_path / "train", last_step=1) == {a.execution_id}
     assert [s.n for s in ledger.steps(tmp_path / "train")] == [1, 2]
@@ -53,7 +55,7 @@ def test_going_back_to_a_checkpoint_voids_later_steps(tmp_path: Path) -> None:
     a, b, c, d = admitted(tmp_path / "data")
     with RunWriter(tmp_path / "train") as writer:
         for number, (what, execution) in enumerate([(1, a), (2, b), (3, c), (2, d)]):
-            ledger.append(writer, step(what, START + timedelta(seconds=number)), [execution])
+            append(writer, step(what, START + timedelta(seconds=number)), [execution])
     assert ledger.consumed(tmp_path / "train") == {a.execution_id, d.execution_id}
     assert [s.step for s in ledger.steps(tmp_path / "train")] == [1, 2]
 
@@ -61,6 +63,6 @@ def test_going_back_to_a_checkpoint_voids_later_steps(tmp_path: Path) -> None:
 def test_ledger_rows_without_their_step_did_not_happen(tmp_path: Path) -> None:
     a, b, *_ = admitted(tmp_path / "data")
     with RunWriter(tmp_path / "train") as writer:
-        ledger.append(writer, step(1, START), [a])
-        writer.write(ledger.ledger_rows(step(2, START + timedelta(seconds=1)), [b]))
+        append(writer, step(1, START), [a])
+        writer.write(rows_of(step(2, START + timedelta(seconds=1)), [b]))
     assert ledger.consumed(tmp_path / "train") == {a.execution_id}
