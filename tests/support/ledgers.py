@@ -17,8 +17,8 @@ def rows_of(made: Step, executions: Iterable[AdmittedExecution]) -> list[LedgerR
         LedgerRow(
             step=made.step,
             policy_id=made.policy_id,
-            data_run=str(Path(e.run.path).resolve()),  # type: ignore[attr-defined]
-            manifest=e.run.manifest_number,  # type: ignore[attr-defined]
+            data_run=str(Path(getattr(e.run, "path", "")).resolve()),
+            manifest=getattr(e.run, "manifest_number", 0),
             execution_id=e.execution_id,
             group_id=e.group_id,
             trajectory=t.index,
