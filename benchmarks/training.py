@@ -21,7 +21,8 @@ from torch import Tensor
 
 from gyre_train.attn.api import tree_attention
 from gyre_train.attn.reference import dense_mask
-from gyre_train.loss import edge_logprobs, edges_of, policy_loss
+from gyre_train.edges import edges_of
+from gyre_train.loss import policy_loss
 from gyre_train.pack import Pack, TrajectoryInput, TreeInput
 from gyre_train.plan import plan
 

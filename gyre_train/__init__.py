@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["load_config", "train"]
+__all__ = ["load_config", "teach", "train"]
 
-_HOME = {"load_config": "config", "train": "loop"}
+_HOME = {"load_config": "config", "teach": "teacher", "train": "loop"}
 
 
 def __getattr__(name: str) -> Any:

@@ -69,7 +69,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and the plan only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train on recorded runs (loss = "rl") or on chats and runs (loss = "sft"); any key as --section.key=value.
+    """Train on recorded runs, or on chats and runs (loss.kind = "sft"); any key as --section.key=value.
 
     Runs again with the same output.dir: resumes where it stopped.
     """

@@ -19,6 +19,7 @@ from gyre_data.errors import ConfigError
 
 __all__ = [
     "DataConfig",
+    "LossConfig",
     "ModelConfig",
     "OutputConfig",
     "PackConfig",
@@ -66,11 +67,42 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
-    """Loss and optimiser."""
+class LossConfig:
+    """What is minimised; the letters are those of docs/training.md."""
 
-    loss: Literal["rl", "sft"] = "rl"
-    """`rl`: sequence-ratio policy loss on sampled tokens; `sft`: plain log-likelihood."""
+    kind: Literal["sequence", "execution", "token", "sft"] = "sequence"
+    """Policy loss with one ratio per `sequence` (trajectory), `execution` or `token`; `sft`: plain log-likelihood."""
+    clip_low: float | None = None
+    """Lower bound of the ratio; unset: 0.995, for `token` 0.8."""
+    clip_high: float | None = None
+    """Upper bound of the ratio; unset: 1.005, for `token` 1.2."""
+    cap: float = 5.0
+    """Truncation of the importance weight w between anchor and sampler; 0: no weights, w = 1."""
+    advantage: float = 1.0
+    """Factor of the group advantage; 0: no scores needed, the teacher alone decides."""
+    teacher: float = 0.0
+    """Factor of (teacher's log-prob - logp_old) in each token's advantage; needs `teacher_logprobs`."""
+    teacher_name: str | None = None
+    """Which teacher of the side table, where it holds several."""
+    kl: float = 0.0
+    """Factor of the KL penalty to the reference weights; each step runs one more forward."""
+    reference: str | None = None
+    """Hugging Face folder of the reference weights; unset: model.path."""
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """Bounds of the ratio."""
+        low, high = (0.8, 1.2) if self.kind == "token" else (0.995, 1.005)
+        return (
+            low if self.clip_low is None else self.clip_low,
+            high if self.clip_high is None else self.clip_high,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Steps and optimiser."""
+
     steps: int = 0
     """Optimiser steps in total over all sessions of this run; 0: until the data is used up."""
     executions_per_step: int = 16
@@ -151,6 +183,7 @@ class TrainingConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     pack: PackConfig = field(default_factory=PackConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -267,6 +300,7 @@ _FROM_ZERO: dict[str, float] = {
     **dict.fromkeys(
         ("train.steps", "train.warmup_steps", "train.weight_decay", "train.eps", "train.clip_grad"), math.inf
     ),
+    **dict.fromkeys(("loss.cap", "loss.advantage", "loss.teacher", "loss.kl"), math.inf),
     **dict.fromkeys(("train.beta1", "train.beta2"), 1.0),
 }
 
@@ -280,12 +314,7 @@ def _check(config: TrainingConfig) -> None:
         raise ConfigError("output.dir: wanted a folder for ledger and checkpoints, got nothing; set output.dir")
     if not data.runs and not data.chat:
         raise ConfigError("data: wanted recorded runs or chat files, got neither; set data.runs or data.chat")
-    if train.loss == "rl" and data.chat:
-        raise ConfigError('data.chat: chat files have no sampled tokens; use train.loss = "sft" or data.runs')
-    if train.loss == "rl" and data.epochs != 1:
-        raise ConfigError(f"data.epochs: an execution is used once by rl, got {data.epochs}; set it to 1")
-    if train.loss == "sft" and train.anchor != "auto":
-        raise ConfigError(f"train.anchor = {train.anchor} has no effect on sft; remove it")
+    _check_loss(config)
     if train.steps_per_burst > 1 and train.anchor != "burst":
         raise ConfigError(
             f'train.steps_per_burst = {train.steps_per_burst} has no effect with anchor = {train.anchor}; '
@@ -301,6 +330,30 @@ def _check(config: TrainingConfig) -> None:
         value = getattr(getattr(config, section), key)
         if not 0 <= value < below:
             raise ConfigError(f"{name}: wanted a number from 0 to below {below}, got {value}; set one")
+
+
+def _check_loss(config: TrainingConfig) -> None:
+    data, loss = config.data, config.loss
+    if loss.kind == "sft":
+        changed = [f.name for f in fields(LossConfig) if f.name != "kind" and getattr(loss, f.name) != f.default]
+        if config.train.anchor != "auto" or changed:
+            name = f"loss.{changed[0]}" if changed else f"train.anchor = {config.train.anchor}"
+            raise ConfigError(f"{name} has no effect on sft; remove it")
+        return
+    if data.chat:
+        raise ConfigError('data.chat: chat files have no sampled tokens; use loss.kind = "sft" or data.runs')
+    if data.epochs != 1:
+        raise ConfigError(f"data.epochs: an execution is used once by a policy loss, got {data.epochs}; set it to 1")
+    low, high = loss.clip
+    if not 0 <= low <= 1 <= high:
+        raise ConfigError(
+            f"loss.clip: wanted bounds around 1, got {low} and {high}; set clip_low below 1, clip_high above"
+        )
+    if not loss.advantage and not loss.teacher:
+        raise ConfigError("loss.advantage = 0 and loss.teacher = 0: nothing to learn from; set one of them")
+    for name, of in (("teacher_name", "teacher"), ("reference", "kl")):
+        if getattr(loss, name) is not None and not getattr(loss, of):
+            raise ConfigError(f"loss.{name} has no effect with loss.{of} = 0; set loss.{of} or remove it")
 
 
 def to_toml(config: TrainingConfig) -> str:

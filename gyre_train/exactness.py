@@ -15,8 +15,9 @@ from typing import Literal
 import torch
 from transformers import AutoConfig
 
-from .config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
-from .loss import edges_of, policy_loss, sft_loss
+from .config import DataConfig, LossConfig, ModelConfig, TrainingConfig
+from .edges import edges_of
+from .loss import policy_loss, sft_loss
 from .megatron.model import build_model, edge_logprobs
 from .megatron.parallel import finish_gradients, gradient_of, groups, wrap_model
 from .megatron.weights import load_hf
@@ -40,11 +41,15 @@ class Exactness:
 
 
 def recorded_trees(
-    run: str | Path, model: str | Path, *, loss: Literal["rl", "sft"] = "sft", executions: Sequence[str] | None = None
+    run: str | Path,
+    model: str | Path,
+    *,
+    kind: Literal["sequence", "execution", "token", "sft"] = "sft",
+    executions: Sequence[str] | None = None,
 ) -> list[TreeInput]:
-    """Trees of the executions that `loss` may train ("sft" needs no score); `executions` picks some by id."""
+    """Trees of the executions that the loss may train ("sft" needs no score); `executions` picks some by id."""
     config = TrainingConfig(
-        model=ModelConfig(path=str(model)), data=DataConfig(runs=(str(run),)), train=TrainConfig(loss=loss)
+        model=ModelConfig(path=str(model)), data=DataConfig(runs=(str(run),)), loss=LossConfig(kind=kind)
     )
     examples = load_source(config).examples
     chosen = [e for e in examples if executions is None or e.execution_id in executions]
@@ -70,7 +75,7 @@ def sharing_gap(
             logps: dict[tuple[int, int, int], float] = {}
             for pack in made.packs:
                 edges = edges_of(pack, anchor="step", dtype=getattr(torch, dtype))
-                logp_E = edge_logprobs(wrapped, pack, backend=attention)
+                logp_E, _ = edge_logprobs(wrapped, pack, backend=attention)
                 (policy_loss if has_signal else sft_loss)(edges, logp_E).loss.backward()
                 names = zip(pack.tree_E, pack.node_E, pack.offset_E, strict=True)
                 logps |= dict(zip(names, logp_E.detach().numpy(), strict=True))
@@ -95,6 +100,6 @@ def logprob_gap(model: str | Path, trees: Sequence[TreeInput], *, tokens: int) -
         load_hf(built, model)
         for pack in plan(trees, tokens=tokens).packs:
             edges = edges_of(pack, anchor="step", dtype=torch.float32)
-            gap = (edge_logprobs(built, pack) - edges.logp_behaviour_E).abs()
+            gap = (edge_logprobs(built, pack)[0] - edges.logp_behaviour_E).abs()
             worst = max(worst, float(gap[gap.isfinite()].max()))
     return worst

@@ -25,6 +25,8 @@ class Lineage:
 
     version: PolicyVersion
     policy_ids: tuple[str, ...]
+    start: PolicyVersion | None = None
+    """The weights that this training run began with."""
 
 
 def base_version(folder: str | Path) -> PolicyVersion:

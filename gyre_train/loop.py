@@ -27,8 +27,9 @@ from gyre_data.store import RunWriter
 from gyre_data.types import LedgerRow, PolicyVersion, Step
 
 from .config import TrainingConfig, load_config
+from .edges import Anchor
 from .lineage import Lineage, lineage_of
-from .loss import Anchor, inert_settings
+from .loss import inert_settings
 from .megatron.checkpoint import latest_checkpoint, read_state
 from .megatron.parallel import from_first_rank, is_first_rank, run_ranks
 from .metrics import MetricsLog, ProgressLine
@@ -135,7 +136,7 @@ def _check_folder(output: Path) -> None:
 
 def choose_anchor(config: TrainingConfig, source: Source, lineage: Lineage) -> Anchor | None:
     """Return the anchor for this data: None for SFT; `auto` asks whether the model's own lineage sampled it."""
-    if config.train.loss == "sft":
+    if config.loss.kind == "sft":
         return None
     if config.train.anchor != "auto":
         return Anchor(config.train.anchor)
@@ -164,8 +165,8 @@ class _Coordinator:
         base = lineage_of(config.model.path)
         self._policy_id, self._base = self._claim_folder(base)
         version = PolicyVersion(policy_id=self._policy_id, n=self._step)
-        self._lineage = Lineage(version=version, policy_ids=(self._policy_id, *base.policy_ids))
-        self._source = load_source(config)
+        self._lineage = Lineage(version=version, policy_ids=(self._policy_id, *base.policy_ids), start=self._base)
+        self._source = load_source(config, self._lineage)
         self._trained: Counter[str] = Counter()
         self._recorded_at = ledger.newest_time(config.output.dir)
         for _, execution_id in {
@@ -174,7 +175,7 @@ class _Coordinator:
             self._trained[execution_id] += 1
         anchor = choose_anchor(config, self._source, self._lineage)
         if anchor is not None:
-            for warning in inert_settings(anchor, config.train.steps_per_burst):
+            for warning in inert_settings(anchor, config.train.steps_per_burst, config.loss):
                 _LOG.warning("%s", warning)
         self.setup = _Setup(checkpoint=checkpoint, anchor=anchor)
         self._checkpoint = checkpoint

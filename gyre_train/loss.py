@@ -1,39 +1,41 @@
-"""The loss on edges: sequence-clipped policy loss and plain SFT, as sums that do not depend on how the step was cut.
+"""The losses on edges, as sums that do not depend on how the step was cut.
 
-    L = 1/E sum_e 1/N_e sum_{t owned by e} w_t l_t
+    L   = 1/E sum_e 1/N_e sum_{t owned by e} (w_t l_t + kl k_t)
+    l_t = -min(s_t A_t, clip(s_t, low, high) A_t)         A_t = advantage A_e + teacher (logp_teacher,t - logp_old,t)
+    w_t = min(exp(logp_old,t - logp_behaviour,t), cap)    no gradient flows through w_t or A_t
+    k_t = exp(logp_ref,t - logp_t) - (logp_ref,t - logp_t) - 1
+
+    s_t = sg(s) exp(logp_t - sg(logp_t)),  s = exp(mean of (logp - logp_old)) over the tokens that `ratio` names:
+    `sequence`   the owned tokens of the owner trajectory (design default; GSPO, arXiv 2507.18071, on trajectories)
+    `execution`  all owned tokens of the execution (GSPO with sequence = execution)
+    `token`      the token alone: s_t = exp(logp_t - logp_old,t), PPO's clip (arXiv 1707.06347) as GRPO uses it
+
+w_t is truncated importance sampling for the distance between the anchor and the engine that sampled. k_t is the
+low-variance estimate of KL(policy || reference) (J. Schulman, "Approximating KL divergence"). The teacher term is the
+policy gradient of minus the reverse KL to the teacher (on-policy distillation).
 
 The functions return the un-normalised sums over the edges they are given (1/N_e is in `weight_E`, 1/E is not): add
 the sums or gradients of all micro-steps, then multiply by `step_scale(E)` when the step closes. Shapes: E loss edges,
-U rows with logits, V vocabulary, J trajectories. Log-probabilities are those of the edge's target at the edge's
-temperature.
+J sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gyre_data.errors import AlignmentError, DataError
-from gyre_train.pack import Pack
+from gyre_train.config import LossConfig
+from gyre_train.edges import Anchor, Edges, Ratio
+from gyre_train.figures import Figure, Figures, Mean
 
 __all__ = [
-    "CAP",
-    "CLIP_HIGH",
-    "CLIP_LOW",
-    "Anchor",
-    "Edges",
-    "LossMetrics",
     "LossSum",
     "SequenceRatios",
     "SequenceSums",
-    "edge_logprobs",
-    "edges_of",
-    "entropy_of",
     "inert_settings",
     "policy_loss",
     "sequence_ratios",
@@ -42,237 +44,133 @@ __all__ = [
     "step_scale",
 ]
 
-CLIP_LOW, CLIP_HIGH = 0.995, 1.005
-CAP = 5.0
-
-
-class Anchor(StrEnum):
-    """Whose log-probabilities are logp_old."""
-
-    BURST = "burst"
-    """The weights at the start of the burst."""
-    STEP = "step"
-    """The weights at the start of the optimiser step."""
-    BEHAVIOUR = "behaviour"
-    """The recorded ones of the engine that sampled."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Edges:
-    """A pack's loss edges as tensors on the device of the logits."""
-
-    logit_E: Tensor
-    """Index of the edge's row among the rows with logits."""
-    target_E: Tensor
-    trajectory_E: Tensor
-    trajectory_tokens_E: Tensor
-    temperature_E: Tensor
-    advantage_E: Tensor
-    logp_behaviour_E: Tensor
-    logp_old_E: Tensor | None
-    """None: the weights of this forward are the anchor."""
-    weight_E: Tensor
-
-
-def edges_of(
-    pack: Pack,
-    *,
-    anchor: Anchor | str = Anchor.STEP,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Edges:
-    """Tensors of a pack's edges, with logp_old chosen by the anchor (which SFT does not read).
-
-    For `burst` and `step` it is the pack's logp_old, or None when the pack has none: the first step under new anchor
-    weights needs no extra forward, since its own log-probabilities are the anchor's.
-    """
-    old = pack.logp_behaviour_E if Anchor(anchor) is Anchor.BEHAVIOUR else pack.logp_old_E
-
-    def tensor(array: Any, kind: torch.dtype = dtype) -> Tensor:
-        return torch.as_tensor(array, dtype=kind, device=device)
-
-    return Edges(
-        logit_E=tensor(pack.edge_logit_E, torch.int64),
-        target_E=tensor(pack.target_id_E, torch.int64),
-        trajectory_E=tensor(pack.trajectory_E, torch.int64),
-        trajectory_tokens_E=tensor(pack.trajectory_tokens_E, torch.int64),
-        temperature_E=tensor(pack.temperature_E),
-        advantage_E=tensor(pack.advantage_E),
-        logp_behaviour_E=tensor(pack.logp_behaviour_E),
-        logp_old_E=None if old is None else tensor(old),
-        weight_E=tensor(pack.weight_E),
-    )
-
-
-def edge_logprobs(logits_UV: Tensor, edges: Edges) -> Tensor:
-    """Log-probability of each edge's target at its temperature, in the logits' dtype and at least float32."""
-    wide = torch.promote_types(logits_UV.dtype, torch.float32)
-    scaled_EV = logits_UV.to(wide)[edges.logit_E] / edges.temperature_E.to(wide)[:, None]
-    target_E1 = edges.target_E[:, None]
-    return scaled_EV.gather(1, target_E1)[:, 0] - scaled_EV.logsumexp(1)
-
-
-@torch.no_grad()
-def entropy_of(logits_UV: Tensor, edges: Edges) -> Tensor:
-    """Entropy of the distribution each edge's target was drawn from; a metric, without gradient."""
-    wide = torch.promote_types(logits_UV.dtype, torch.float32)
-    logp_EV = (logits_UV.to(wide)[edges.logit_E] / edges.temperature_E.to(wide)[:, None]).log_softmax(1)
-    return -(logp_EV.exp() * logp_EV).sum(1)
+_DEFAULT = LossConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceSums:
-    """Per trajectory, the sum of log-ratios over the owned tokens seen so far; parts of one trajectory can be added."""
+    """Per sequence, the sum of log-ratios over the owned tokens seen so far; parts of one sequence can be added."""
 
-    trajectory_J: Tensor
+    sequence_J: Tensor
     sum_J: Tensor
     count_J: Tensor
     total_J: Tensor
-    """Owned tokens of the whole trajectory."""
+    """Owned tokens of the whole sequence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceRatios:
-    """s per trajectory, complete and detached; `trajectory_J` ascends."""
+    """s per sequence, complete and detached; `sequence_J` ascends."""
 
-    trajectory_J: Tensor
+    sequence_J: Tensor
     ratio_J: Tensor
 
 
 def sequence_sums(edges: Edges, logp_E: Tensor) -> SequenceSums:
-    """First phase: this pack's share of every trajectory's log-ratio (no gradient)."""
+    """First phase: this pack's share of every sequence's log-ratio (no gradient)."""
     logp_E = logp_E.detach()
     _check_edges(edges, logp_E)
     log_ratio_E = logp_E - _old(edges, logp_E)
-    trajectory_J, index_E = edges.trajectory_E.unique(return_inverse=True)
-    zeros_J = log_ratio_E.new_zeros(len(trajectory_J))
+    sequence_J, index_E = edges.sequence_E.unique(return_inverse=True)
+    zeros_J = log_ratio_E.new_zeros(len(sequence_J))
     return SequenceSums(
-        trajectory_J=trajectory_J,
+        sequence_J=sequence_J,
         sum_J=zeros_J.index_add(0, index_E, log_ratio_E),
-        count_J=torch.zeros_like(trajectory_J).index_add(0, index_E, torch.ones_like(index_E)),
-        total_J=torch.zeros_like(trajectory_J).index_copy(0, index_E, edges.trajectory_tokens_E),
+        count_J=torch.zeros_like(sequence_J).index_add(0, index_E, torch.ones_like(index_E)),
+        total_J=torch.zeros_like(sequence_J).index_copy(0, index_E, edges.sequence_tokens_E),
     )
 
 
 def sequence_ratios(parts: Sequence[SequenceSums]) -> SequenceRatios:
     """s = exp(mean log-ratio over the owned tokens), from the sums of all packs that hold some of them.
 
-    Raises DataError when a trajectory's tokens are not all there: its s would silently be another number.
+    Raises DataError when a sequence's tokens are not all there: its s would silently be another number.
     """
     if not parts:
-        return SequenceRatios(trajectory_J=torch.zeros(0, dtype=torch.int64), ratio_J=torch.zeros(0))
-    trajectory_J, index = torch.cat([part.trajectory_J for part in parts]).unique(return_inverse=True)
+        return SequenceRatios(sequence_J=torch.zeros(0, dtype=torch.int64), ratio_J=torch.zeros(0))
+    sequence_J, index = torch.cat([part.sequence_J for part in parts]).unique(return_inverse=True)
     sums = torch.cat([part.sum_J for part in parts])
-    sum_J = sums.new_zeros(len(trajectory_J)).index_add(0, index, sums)
-    count_J = torch.zeros_like(trajectory_J).index_add(0, index, torch.cat([part.count_J for part in parts]))
-    total_J = torch.zeros_like(trajectory_J).index_copy(0, index, torch.cat([part.total_J for part in parts]))
+    sum_J = sums.new_zeros(len(sequence_J)).index_add(0, index, sums)
+    count_J = torch.zeros_like(sequence_J).index_add(0, index, torch.cat([part.count_J for part in parts]))
+    total_J = torch.zeros_like(sequence_J).index_copy(0, index, torch.cat([part.total_J for part in parts]))
     if not torch.equal(count_J, total_J):
         bad = int((count_J != total_J).nonzero()[0])
         raise DataError(
-            f"wanted all {int(total_J[bad])} owned tokens of trajectory {int(trajectory_J[bad])}, got "
+            f"wanted all {int(total_J[bad])} owned tokens of sequence {int(sequence_J[bad])}, got "
             f"{int(count_J[bad])}; sum sequence_sums over every pack that holds it before the loss"
         )
-    return SequenceRatios(trajectory_J=trajectory_J, ratio_J=(sum_J / count_J).exp())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossMetrics:
-    """Sums over edges, so that micro-steps and ranks add up; `means()` gives what is logged."""
-
-    num_edges: Any = 0
-    num_clipped: Any = 0
-    """Edges whose sequence ratio is replaced by its bound (they give no gradient)."""
-    num_capped: Any = 0
-    """Edges whose importance weight is cut to the cap."""
-    sum_ratio: Any = 0.0
-    sum_weight: Any = 0.0
-    sum_mismatch: Any = 0.0
-    """|logp_old - logp_behaviour|: how far the anchor is from the engine that sampled."""
-    sum_drift: Any = 0.0
-    """logp_old - logp_new: a sample of the divergence from the anchor."""
-    sum_entropy: Any = 0.0
-    num_entropy: Any = 0
-
-    def __add__(self, other: LossMetrics) -> LossMetrics:
-        return LossMetrics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-
-    def means(self) -> dict[str, float]:
-        """Figures by name; entropy only where it was given."""
-        n = max(float(self.num_edges), 1.0)
-        out = {
-            "clip_fraction": float(self.num_clipped) / n,
-            "cap_fraction": float(self.num_capped) / n,
-            "ratio": float(self.sum_ratio) / n,
-            "importance": float(self.sum_weight) / n,
-            "mismatch": float(self.sum_mismatch) / n,
-            "drift": float(self.sum_drift) / n,
-        }
-        if float(self.num_entropy):
-            out["entropy"] = float(self.sum_entropy) / float(self.num_entropy)
-        return out
+    return SequenceRatios(sequence_J=sequence_J, ratio_J=(sum_J / count_J).exp())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSum:
-    """sum_e 1/N_e sum_t over the edges given, before 1/E, with its metrics. Zero edges give a zero with a gradient."""
+    """sum_e 1/N_e sum_t over the edges given, before 1/E, with its figures. Zero edges give a zero with a gradient."""
 
     loss: Tensor
-    metrics: LossMetrics
+    figures: Figures
 
 
 def policy_loss(
-    edges: Edges, logp_E: Tensor, ratios: SequenceRatios | None = None, *, entropy_E: Tensor | None = None
+    edges: Edges, logp_E: Tensor, ratios: SequenceRatios | None = None, *, settings: LossConfig = _DEFAULT
 ) -> LossSum:
-    """Second phase: l_t = -min(s_t A, clip(s_t) A) with s_t = sg(s) exp(logp - sg(logp)), weighted by w_t / N_e.
+    """Second phase: the sum of (w_t l_t + kl k_t) / N_e.
 
-    `ratios` may be left out when every trajectory lies whole in these edges (the planner's packs).
+    `ratios` may be left out when every sequence lies whole in these edges, and always for the ratio of tokens.
     """
-    if ratios is None:
-        ratios = sequence_ratios([sequence_sums(edges, logp_E)])
-    else:
-        _check_edges(edges, logp_E)
+    _check_edges(edges, logp_E)
     now_E = logp_E.detach()
-    old_E, behaviour_E = _old(edges, now_E), edges.logp_behaviour_E.to(now_E.dtype)
-    if not bool(torch.isfinite(behaviour_E).all()):
-        raise DataError(
-            "policy loss: wanted a recorded log-probability for every owned token, "
-            f"{int((~behaviour_E.isfinite()).sum())} are missing or not finite; exclude those calls, or set "
-            "train.loss = sft"
-        )
-    at_E = torch.searchsorted(ratios.trajectory_J, edges.trajectory_E)
-    if not bool(torch.isin(edges.trajectory_E, ratios.trajectory_J).all()):
-        raise AlignmentError(
-            "policy loss: wanted a sequence ratio for every trajectory; pass the ratios of these packs"
-        )
-    ratio_E = ratios.ratio_J[at_E].to(now_E.dtype)
-    advantage_E = edges.advantage_E.to(now_E.dtype)
+    old_E = _old(edges, now_E)
+    behaviour_E = _recorded(edges.logp_behaviour_E, now_E, "log-probability", "exclude those calls")
+    ratio_E = _ratio(edges, now_E, old_E, ratios, settings)
+    advantage_E = settings.advantage * edges.advantage_E.to(now_E.dtype)
+    weight_E = edges.weight_E.to(now_E.dtype)
+    figures: dict[str, Figure] = {}
+    if settings.teacher:
+        mend = "compute them with the teacher, or set loss.teacher = 0"
+        gap_E = _recorded(edges.logp_teacher_E, now_E, "teacher log-probability", mend) - old_E
+        advantage_E = advantage_E + settings.teacher * gap_E
+        figures["teacher_gap"] = _mean(gap_E)
 
-    high_E, low_E = ratio_E > CLIP_HIGH, ratio_E < CLIP_LOW
-    clipped_E = ((advantage_E > 0) & high_E) | ((advantage_E < 0) & low_E)
+    low, high = settings.clip
+    clipped_E = ((advantage_E > 0) & (ratio_E > high)) | ((advantage_E < 0) & (ratio_E < low))
     straight_E = ratio_E * (logp_E - now_E).exp()
-    bounded_E = torch.where(clipped_E, ratio_E.clamp(CLIP_LOW, CLIP_HIGH), straight_E)
+    bounded_E = torch.where(clipped_E, ratio_E.clamp(low, high), straight_E)
     importance_E = (old_E - behaviour_E).exp()
-    weight_E = importance_E.clamp(max=CAP)
-    loss = -(edges.weight_E.to(now_E.dtype) * weight_E * bounded_E * advantage_E).sum()
-    metrics = LossMetrics(
-        num_edges=len(now_E),
-        num_clipped=clipped_E.sum(),
-        num_capped=(importance_E > CAP).sum(),
-        sum_ratio=ratio_E.sum(),
-        sum_weight=weight_E.sum(),
-        sum_mismatch=(old_E - behaviour_E).abs().sum(),
-        sum_drift=(old_E - now_E).sum(),
-        sum_entropy=0.0 if entropy_E is None else entropy_E.sum(),
-        num_entropy=0 if entropy_E is None else len(entropy_E),
-    )
-    return LossSum(loss=loss, metrics=metrics)
+    used_E = importance_E.clamp(max=settings.cap) if settings.cap else torch.ones_like(importance_E)
+    loss = -(weight_E * used_E * bounded_E * advantage_E).sum()
+    if settings.kl:
+        if edges.logp_reference_E is None:
+            raise AlignmentError("policy loss: wanted logp_reference for the KL penalty, got none; run the reference")
+        ahead_E = edges.logp_reference_E.to(now_E.dtype) - logp_E
+        kl_E = ahead_E.exp() - ahead_E - 1
+        loss = loss + settings.kl * (weight_E * kl_E).sum()
+        figures["kl"] = _mean(kl_E.detach())
+    figures |= {
+        "clip_fraction": _mean(clipped_E),
+        "cap_fraction": _mean(importance_E > settings.cap if settings.cap else torch.zeros_like(clipped_E)),
+        "ratio": _mean(ratio_E),
+        "importance": _mean(used_E),
+        "drift": _mean(old_E - now_E),
+    }
+    return LossSum(loss=loss, figures=figures)
+
+
+def _ratio(edges: Edges, now_E: Tensor, old_E: Tensor, ratios: SequenceRatios | None, settings: LossConfig) -> Tensor:
+    """s of each edge, detached."""
+    if settings.kind == Ratio.TOKEN:
+        return (now_E - old_E).exp()
+    if ratios is None:
+        ratios = sequence_ratios([sequence_sums(edges, now_E)])
+    at_E = torch.searchsorted(ratios.sequence_J, edges.sequence_E)
+    if not bool(torch.isin(edges.sequence_E, ratios.sequence_J).all()):
+        raise AlignmentError("policy loss: wanted a ratio for every sequence; pass the ratios of these packs")
+    return ratios.ratio_J[at_E].to(now_E.dtype)
 
 
 def sft_loss(edges: Edges, logp_E: Tensor) -> LossSum:
     """Negative log-likelihood of the targets, weighted by 1/N_e; rewards and recorded values do not matter."""
     _check_length(edges, logp_E)
-    loss = -(edges.weight_E.to(logp_E.dtype) * logp_E).sum()
-    return LossSum(loss=loss, metrics=LossMetrics(num_edges=len(logp_E)))
+    return LossSum(loss=-(edges.weight_E.to(logp_E.dtype) * logp_E).sum(), figures={})
 
 
 def step_scale(num_executions: int) -> float:
@@ -280,33 +178,46 @@ def step_scale(num_executions: int) -> float:
     return 1.0 / num_executions if num_executions else 0.0
 
 
-def inert_settings(anchor: Anchor | str, updates_per_anchor: int) -> tuple[str, ...]:
+def inert_settings(anchor: Anchor | str, updates_per_anchor: int, settings: LossConfig = _DEFAULT) -> tuple[str, ...]:
     """What of clip and cap can have no effect, in words for a warning at start; empty when both act.
 
     `updates_per_anchor` is K, the optimiser steps taken before the anchor is renewed.
     """
     anchor = Anchor(anchor)
-    if anchor is Anchor.BEHAVIOUR:
+    if anchor is Anchor.BEHAVIOUR and settings.cap:
         return (
             "train.anchor = behaviour: the importance weight is 1 everywhere, so its cap is inert; "
             "choose burst or step if the cap should act",
         )
-    if anchor is Anchor.STEP or updates_per_anchor <= 1:
+    if anchor is Anchor.STEP or (anchor is Anchor.BURST and updates_per_anchor <= 1):
         return (
-            f"train.anchor = {anchor} with one update per anchor: the sequence ratio is 1, so the clip is inert; take "
+            f"train.anchor = {anchor} with one update per anchor: the policy ratio is 1, so the clip is inert; take "
             "several steps per burst, or anchor = behaviour, if the clip should act",
         )
     return ()
+
+
+def _mean(value_E: Tensor) -> Mean:
+    return Mean(amount=value_E.sum(), count=len(value_E))
 
 
 def _old(edges: Edges, now_E: Tensor) -> Tensor:
     return now_E if edges.logp_old_E is None else edges.logp_old_E.to(now_E.dtype)
 
 
+def _recorded(value_E: Tensor, now_E: Tensor, what: str, mend: str) -> Tensor:
+    if not bool(torch.isfinite(value_E).all()):
+        raise DataError(
+            f"policy loss: wanted a recorded {what} for every owned token, {int((~value_E.isfinite()).sum())} are "
+            f"missing or not finite; {mend}, or set loss.kind = sft"
+        )
+    return value_E.to(now_E.dtype)
+
+
 def _check_length(edges: Edges, logp_E: Tensor) -> None:
-    if logp_E.shape != edges.target_E.shape:
+    if logp_E.shape != edges.weight_E.shape:
         raise AlignmentError(
-            f"loss: wanted {tuple(edges.target_E.shape)} log-probabilities, one per edge, got {tuple(logp_E.shape)}; "
+            f"loss: wanted {tuple(edges.weight_E.shape)} log-probabilities, one per edge, got {tuple(logp_E.shape)}; "
             "compute them from the same pack"
         )
 

@@ -18,9 +18,13 @@ from typing import Any
 import numpy as np
 
 from gyre_data.errors import AlignmentError, DataError
+from gyre_data.schema import AgentRole
 from gyre_train.segment_table import Array, SegmentTable, check_array
 
-__all__ = ["Pack", "Piece", "SegmentTable", "TrajectoryInput", "TreeInput", "lay_out", "node_values"]
+__all__ = ["ROLES", "Array", "Pack", "Piece", "SegmentTable", "TrajectoryInput", "TreeInput", "lay_out", "node_values"]
+
+ROLES = tuple(str(role) for role in AgentRole)
+"""Names of the agent roles, by the number that `Pack.role_E` holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +56,10 @@ class TreeInput:
     """Recorded log-probabilities per node, aligned with `ids`; None where nothing was recorded (SFT)."""
     logp_old: tuple[Array | None, ...] | None = None
     """Log-probabilities under the anchor weights, aligned with `ids`; None while the anchor is the current weights."""
+    logp_teacher: tuple[Array | None, ...] | None = None
+    """A teacher's log-probabilities, aligned with `ids`; None where it gave none."""
+    version: tuple[Array | None, ...] | None = None
+    """Optimiser steps of this training run behind the weights that sampled each token; -1 or None where unknown."""
 
     def __post_init__(self) -> None:
         num_nodes = len(self.ids)
@@ -63,7 +71,7 @@ class TreeInput:
             raise AlignmentError(
                 "parent_N: wanted parents before children and -1 for roots, got another order; sort it"
             )
-        for name in ("logp_behaviour", "logp_old"):
+        for name, kind in (("logp_behaviour", "f"), ("logp_old", "f"), ("logp_teacher", "f"), ("version", "i")):
             values = getattr(self, name)
             if values is None:
                 continue
@@ -71,7 +79,7 @@ class TreeInput:
                 raise AlignmentError(f"{name}: wanted {num_nodes} nodes, got {len(values)}; give None for prompt nodes")
             for node, value in enumerate(values):
                 if value is not None:
-                    check_array(f"{name}[{node}]", value, "f", len(self.ids[node]))
+                    check_array(f"{name}[{node}]", value, kind, len(self.ids[node]))
         for index, trajectory in enumerate(self.trajectories):
             self._check_trajectory(index, trajectory)
 
@@ -152,6 +160,14 @@ class Pack:
     """1 / N_e: the share of the edge in its execution's mean, whatever pack it lands in."""
     trajectory_tokens_E: Array
     """Owned tokens of the edge's whole trajectory, to notice one that is spread over packs."""
+    execution_tokens_E: Array
+    """N_e."""
+    logp_teacher_E: Array
+    """NaN where there is none."""
+    role_E: Array
+    """Index into ROLES of the owner trajectory's role."""
+    version_E: Array
+    """`TreeInput.version`, -1 where unknown."""
     tree_E: Array
     node_E: Array
     offset_E: Array
@@ -267,13 +283,11 @@ def _lay_tree(layout: _Layout, tree: TreeInput, needed_N: Array) -> _Rows:
 def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajectory: int) -> dict[str, list[Array]]:
     """Loss edges of a piece, one chunk per owned node; `rows` holds the place of each trajectory's nodes."""
     out: dict[str, list[Array]] = {name: [] for name in _EDGE_DTYPES}
-    num_tokens_N, weight = tree.num_tokens_N, 1.0 / max(tree.num_owned, 1)
+    num_tokens_N, num_owned = tree.num_tokens_N, tree.num_owned
     for trajectory, owned_O, place in zip(piece.trajectories, piece.owned, rows, strict=True):
         total = int(num_tokens_N[tree.trajectories[trajectory].owned_O].sum())
         for node in owned_O[num_tokens_N[owned_O] > 0]:
             n, first = int(num_tokens_N[node]), int(place.first_N[node])
-            behaviour = tree.logp_behaviour[node] if tree.logp_behaviour is not None else None
-            old = tree.logp_old[node] if tree.logp_old is not None else None
             values = {
                 "source_row_E": np.append(place.last_N[tree.parent_N[node]], np.arange(first, first + n - 1)),
                 "target_id_E": tree.ids[node],
@@ -281,10 +295,14 @@ def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajector
                 "execution_E": tree.execution,
                 "temperature_E": tree.temperature_N[node],
                 "advantage_E": tree.trajectories[trajectory].advantage,
-                "logp_behaviour_E": np.nan if behaviour is None else behaviour,
-                "logp_old_E": np.nan if old is None else old,
-                "weight_E": weight,
+                "logp_behaviour_E": _at(tree.logp_behaviour, node, np.nan),
+                "logp_old_E": _at(tree.logp_old, node, np.nan),
+                "logp_teacher_E": _at(tree.logp_teacher, node, np.nan),
+                "version_E": _at(tree.version, node, -1),
+                "role_E": ROLES.index(tree.trajectories[trajectory].role),
+                "weight_E": 1.0 / num_owned,
                 "trajectory_tokens_E": total,
+                "execution_tokens_E": num_owned,
                 "tree_E": piece.tree,
                 "node_E": node,
                 "offset_E": np.arange(n),
@@ -294,9 +312,16 @@ def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajector
     return out
 
 
+def _at(values: tuple[Array | None, ...] | None, node: int, missing: float) -> Array | float:
+    value = None if values is None else values[node]
+    return missing if value is None else value
+
+
 _EDGE_DTYPES: dict[str, type] = {
     **dict.fromkeys(("source_row_E", "target_id_E", "trajectory_E", "execution_E", "trajectory_tokens_E"), np.int64),
+    **dict.fromkeys(("execution_tokens_E", "role_E", "version_E"), np.int64),
     **dict.fromkeys(("temperature_E", "advantage_E", "logp_behaviour_E", "logp_old_E", "weight_E"), np.float64),
+    "logp_teacher_E": np.float64,
     **dict.fromkeys(("tree_E", "node_E", "offset_E"), np.int64),
 }
 

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gyre_data.errors import ConfigError, DataError
+from gyre_data.types import PolicyVersion
 
 from .chat import chat_tree, read_chat, read_tokenizer
 from .config import TrainingConfig
-from .pack import TrajectoryInput, TreeInput
+from .lineage import Lineage
+from .pack import Array, TrajectoryInput, TreeInput
 from .plan import Plan, plan
+from .teacher import teacher_logprobs
 
 if TYPE_CHECKING:
     from gyre_data.admission import Admission, AdmittedExecution
@@ -55,6 +58,8 @@ class Example:
     trajectories: tuple[Trained, ...]
     policy_ids: frozenset[str]
     """Lineages that sampled its trained tokens; empty where unknown."""
+    node_ids: tuple[str, ...] = ()
+    """Ids of the tree's nodes in the run; empty for chats."""
     tree: Callable[[int], TreeInput]
     """Builds the packer's input; its argument becomes `TreeInput.execution`."""
 
@@ -96,8 +101,11 @@ def plan_examples(examples: Sequence[Example], config: TrainingConfig) -> Plan:
         raise DataError(text) from error
 
 
-def load_source(config: TrainingConfig) -> Source:
-    """Read everything the config names; raise an error that says what to do when nothing of it can be trained."""
+def load_source(config: TrainingConfig, own: Lineage | None = None) -> Source:
+    """Read everything the config names; raise an error that says what to do when nothing of it can be trained.
+
+    `own` is the training run's lineage, from which the age of sampled tokens is known.
+    """
     examples: list[Example] = []
     excluded: dict[str, Mapping[str, int]] = {}
     vocab = _vocab_size(config.model.path)
@@ -108,23 +116,31 @@ def load_source(config: TrainingConfig) -> Source:
         runs = [open_run(path) for path in config.data.runs]
         for run in runs:
             _check_fingerprint(run, config.model.path)
-        rl = config.train.loss == "rl"
+        rl = config.loss.kind != "sft"
         admission = admit(
             runs,
             j_max=config.data.j_max,
             count=config.data.count,
             evaluators=config.data.evaluators,
             scale=config.data.scale,
-            need_score=rl,
+            need_score=rl and config.loss.advantage > 0,
             drop_zero_variance=config.data.drop_zero_variance,
         )
         counts = admission.counts()
         excluded = {level: counts[level] for level in ("executions", "calls", "trajectories")}
-        if rl:
+        if rl and config.loss.advantage:
             _check_signal(admission, runs)
-        examples += [_recorded(e, rl=rl, vocab=vocab) for e in admission.executions]
+        facts = _Facts(
+            policy=rl,
+            vocab=vocab,
+            own=own,
+            teachers={id(run): teacher_logprobs(run, config.loss.teacher_name) for run in runs}
+            if config.loss.teacher
+            else {},
+        )
+        examples += [_recorded(e, facts) for e in admission.executions]
         if not examples and not config.data.chat:
-            raise _nothing(counts, runs, config.train.loss)
+            raise _nothing(counts, runs, "a policy loss" if rl else "sft")
     examples += _chat_examples(config)
     _check_unique(examples)
     if not examples:
@@ -153,13 +169,25 @@ def _vocab_size(folder: str) -> int:
         ) from None
 
 
-def _recorded(execution: AdmittedExecution, *, rl: bool, vocab: int) -> Example:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """What recorded trees are built with."""
+
+    policy: bool
+    """A policy loss reads them, not SFT."""
+    vocab: int
+    own: Lineage | None
+    teachers: Mapping[int, Mapping[str, Array]]
+    """A teacher's log-probs by node id, by the id() of the run."""
+
+
+def _recorded(execution: AdmittedExecution, facts: _Facts) -> Example:
     run: Any = execution.run
     tree = execution.tree
     owned = [node for trajectory in execution.trajectories for node in trajectory.owned]
     return Example(
         execution_id=execution.execution_id,
-        group_id=execution.group_id if rl else None,
+        group_id=execution.group_id if facts.policy else None,
         data_run=str(Path(run.path).resolve()),
         manifest=int(run.manifest_number),
         reward=execution.reward,
@@ -170,11 +198,12 @@ def _recorded(execution: AdmittedExecution, *, rl: bool, vocab: int) -> Example:
             for t in execution.trajectories
         ),
         policy_ids=frozenset(span.policy_id for node in owned for span in tree.versions(node) or ()),
-        tree=partial(_recorded_tree, execution, rl, vocab),
+        node_ids=tuple(tree.node_id),
+        tree=partial(_recorded_tree, execution, facts),
     )
 
 
-def _recorded_tree(execution: AdmittedExecution, rl: bool, vocab: int, number: int) -> TreeInput:
+def _recorded_tree(execution: AdmittedExecution, facts: _Facts, number: int) -> TreeInput:
     """Views of the run's own token arrays; the first copy of a token is the pack's."""
     tree = execution.tree
     temperature_N = np.full(len(tree.node_id), np.nan)
@@ -188,13 +217,13 @@ def _recorded_tree(execution: AdmittedExecution, rl: bool, vocab: int, number: i
             f"execution {execution.execution_id}: wanted token ids from 0, got {smallest}; run `gyre verify` on its run"
         )
     largest = max((int(x.max()) for x in ids if len(x)), default=0)
-    if largest >= vocab:
+    if largest >= facts.vocab:
         raise DataError(
-            f"execution {execution.execution_id}: wanted token ids below the model's {vocab}, got {largest}; it was "
+            f"execution {execution.execution_id}: wanted token ids below the model's {facts.vocab}, got {largest}; it was "
             "recorded with another tokenizer, set model.path to the model that was served"
         )
     recorded = [tree.logprobs(node) for node in range(len(ids))]
-    if not rl:  # trained at temperature 1, so only log-probs recorded at 1 can be compared
+    if not facts.policy:  # trained at temperature 1, so only log-probs recorded at 1 can be compared
         recorded = [x if temperature_N[node] == 1.0 else None for node, x in enumerate(recorded)]
         temperature_N = np.ones(len(ids))
     return TreeInput(
@@ -212,7 +241,29 @@ def _recorded_tree(execution: AdmittedExecution, rl: bool, vocab: int, number: i
             for t in execution.trajectories
         ),
         logp_behaviour=tuple(recorded),
+        logp_teacher=_teacher(execution, facts.teachers) if facts.teachers else None,
+        version=_own_steps(execution, facts.own) if facts.own else None,
     )
+
+
+def _teacher(execution: AdmittedExecution, teachers: Mapping[int, Mapping[str, Array]]) -> tuple[Array | None, ...]:
+    known = teachers[id(execution.run)]
+    return tuple(known.get(node_id) for node_id in execution.tree.node_id)
+
+
+def _own_steps(execution: AdmittedExecution, own: Lineage) -> tuple[Array | None, ...]:
+    """Per token, how many steps of this training run its weights had seen: 0 for those it started from, -1 unknown."""
+    tree = execution.tree
+    out: list[Array | None] = [None] * len(tree.node_id)
+    for node in {node for trajectory in execution.trajectories for node in trajectory.owned}:
+        step_T = np.full(int(tree.num_tokens_N[node]), -1, np.int64)
+        for span in tree.versions(node) or ():
+            if span.policy_id == own.version.policy_id:
+                step_T[span.start : span.end] = span.n
+            elif PolicyVersion(policy_id=span.policy_id, n=span.n) == own.start:
+                step_T[span.start : span.end] = 0
+        out[node] = step_T
+    return tuple(out)
 
 
 def _chat_examples(config: TrainingConfig) -> list[Example]:
@@ -265,9 +316,9 @@ def _check_signal(admission: Admission, runs: Sequence[Run]) -> None:
 
 
 _MENDS = {
-    "no_logprobs": 'recorded without log-probs (a hosted API); use train.loss = "sft"',
+    "no_logprobs": 'recorded without log-probs (a hosted API); use loss.kind = "sft"',
     "text_only": "imported as text, without token ids; export it as chat and train on that file by SFT (data.chat)",
-    "no_score": "no evaluator scored them; run `gyre score`, or use train.loss = \"sft\"",
+    "no_score": "no evaluator scored them; run `gyre score`, or use loss.kind = \"sft\"",
     "evaluator_failed": "every evaluator failed; mend it and score again",
     "running": "they have not ended; wait, or end them through the proxy's API",
     "no_group": "they belong to no group; record several executions of one task as a group",

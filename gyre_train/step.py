@@ -22,23 +22,15 @@ from transformers import AutoConfig
 from gyre_data.errors import DataError
 
 from .config import TrainingConfig
-from .loss import (
-    Anchor,
-    Edges,
-    LossMetrics,
-    SequenceRatios,
-    edges_of,
-    policy_loss,
-    sequence_ratios,
-    sequence_sums,
-    sft_loss,
-    step_scale,
-)
+from .edges import Anchor, Edges, Ratio, edges_of
+from .figures import Figure, Mean, total, values
+from .loss import SequenceRatios, policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
 from .megatron.checkpoint import load_checkpoint, save_checkpoint
 from .megatron.model import build_model, edge_logprobs
 from .megatron.optimizer import Optimizer
 from .megatron.parallel import clip_gradients, finish_gradients, wrap_model
-from .megatron.weights import load_hf
+from .megatron.weights import TensorSource, import_tensors, load_hf
+from .mismatch import mismatch
 from .pack import Pack
 
 __all__ = ["Learner", "StepWork"]
@@ -67,6 +59,11 @@ class Learner:
         self.dtype = torch.promote_types(dtype, torch.float32)
         settings = config.train
         self._burst: Mapping[str, torch.Tensor] | None = None
+        self._reference: Mapping[str, torch.Tensor] | None = None
+        if config.loss.kl:
+            self._reference = {name: torch.empty_like(p, device="cpu") for name, p in self.model.named_parameters()}
+            source = TensorSource(Path(config.loss.reference or config.model.path))
+            import_tensors(self.model, source, self._reference)
         if checkpoint is None:
             load_hf(self.model, config.model.path)
         self.optimizer = Optimizer(
@@ -82,17 +79,18 @@ class Learner:
         self.wrapped.zero_grad_buffer()
         edges = self._edges(work)
         ratios = self._spread_ratios(work.packs, edges)
-        total = LossMetrics()
-        gaps = _Gaps()
-        loss = 0.0
+        loss, figures = 0.0, dict[str, Figure]()
         for pack, pack_edges, pack_ratios in zip(work.packs, edges, ratios, strict=True):
-            logp_E = self._logprobs(pack)
-            sft = self._anchor is None
-            out = sft_loss(pack_edges, logp_E) if sft else policy_loss(pack_edges, logp_E, pack_ratios)
+            logp_E, entropy_E = self._forward(pack)
+            if self._anchor is None:
+                out = sft_loss(pack_edges, logp_E)
+            else:
+                out = policy_loss(pack_edges, logp_E, pack_ratios, settings=self._config.loss)
             out.loss.backward()
             loss += float(out.loss.detach())
-            total = total + out.metrics
-            gaps = gaps.add(logp_E.detach(), pack_edges)
+            entropy = {"entropy": Mean(amount=entropy_E.sum(), count=len(entropy_E))}
+            gaps = mismatch(pack_edges, logp_E.detach(), version=work.step - 1)
+            figures = total(figures, out.figures, entropy, gaps)
         finish_gradients(self.wrapped, step_scale(work.num_executions))
         norm = clip_gradients(self.model, self._config.train.clip_grad)
         if not math.isfinite(norm) or not math.isfinite(loss):
@@ -103,12 +101,14 @@ class Learner:
         self.optimizer.step(work.lr)
         if self._burst is not None and work.step % self._config.train.steps_per_burst == 0:
             self._burst = None
-        figures = {"loss": loss * step_scale(work.num_executions), "grad_norm": norm, "lr": work.lr, **gaps.means()}
-        if self._anchor is not None:
-            figures |= {name: x for name, x in total.means().items() if name != "mismatch"}
-        figures["extra_forwards"] = float(sum(r is not None for r in ratios))
-        figures["seconds"] = time.monotonic() - started
-        return figures
+        return {
+            "loss": loss * step_scale(work.num_executions),
+            "grad_norm": norm,
+            "lr": work.lr,
+            **values(figures),
+            "extra_forwards": float(sum(r is not None for r in ratios)),
+            "seconds": time.monotonic() - started,
+        }
 
     def save(self, root: Path, step: int, state: Mapping[str, object]) -> Path:
         """Write a checkpoint from all ranks and return its folder."""
@@ -117,23 +117,30 @@ class Learner:
             source=Path(self._config.model.path), anchor=self._burst, keep=self._config.output.keep,
         )  # fmt: skip
 
-    def _logprobs(self, pack: Pack) -> torch.Tensor:
+    def _forward(self, pack: Pack) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies of the pack's edges."""
         return edge_logprobs(self.wrapped, pack, backend=self._config.pack.attention)
 
     def _edges(self, work: StepWork) -> list[Edges]:
-        anchor = self._anchor or Anchor.STEP
-        device = self._config.model.device
-        edges = [edges_of(pack, anchor=anchor, device=device, dtype=self.dtype) for pack in work.packs]
+        """The edges of every pack, with log-probs under the anchor's and the reference's weights."""
+        anchor, device = self._anchor or Anchor.STEP, self._config.model.device
+        ratio = Ratio.SEQUENCE if self._anchor is None else Ratio(self._config.loss.kind)
+        edges = [edges_of(p, anchor=anchor, ratio=ratio, device=device, dtype=self.dtype) for p in work.packs]
+        if self._reference is not None:
+            logps = self._under(self._reference, work.packs)
+            edges = [replace(e, logp_reference_E=logp_E) for e, logp_E in zip(edges, logps, strict=True)]
         if anchor is not Anchor.BURST or self._config.train.steps_per_burst == 1:
             return edges
         if self._burst is None:  # the burst opens: this forward is under the anchor's own weights
             self._burst = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
             return edges
-        with torch.no_grad(), self._weights(self._burst):
-            return [
-                replace(pack_edges, logp_old_E=self._logprobs(pack))
-                for pack, pack_edges in zip(work.packs, edges, strict=True)
-            ]
+        logps = self._under(self._burst, work.packs)
+        return [replace(e, logp_old_E=logp_E) for e, logp_E in zip(edges, logps, strict=True)]
+
+    def _under(self, weights: Mapping[str, torch.Tensor], packs: Sequence[Pack]) -> list[torch.Tensor]:
+        """Log-probs of every pack's edges under other weights, without gradient."""
+        with torch.no_grad(), self._weights(weights):
+            return [self._forward(pack)[0] for pack in packs]
 
     @contextmanager
     def _weights(self, other: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -151,9 +158,9 @@ class Learner:
                 parameter.copy_(weights[name])
 
     def _spread_ratios(self, packs: Sequence[Pack], edges: Sequence[Edges]) -> list[SequenceRatios | None]:
-        """Sequence ratios of packs that hold a part of a trajectory: a no-grad forward over these packs comes first."""
+        """Ratios of packs that hold a part of a sequence: a no-grad forward over these packs comes first."""
         out: list[SequenceRatios | None] = [None] * len(packs)
-        if self._anchor is None:
+        if self._anchor is None or self._config.loss.kind == Ratio.TOKEN:
             return out
         spread = [i for i, e in enumerate(edges) if _holds_a_part(e)]
         sums = []
@@ -162,7 +169,7 @@ class Learner:
                 logp_E = torch.zeros_like(edges[i].weight_E)
             else:
                 with torch.no_grad():
-                    logp_E = self._logprobs(packs[i])
+                    logp_E, _ = self._forward(packs[i])
             sums.append(sequence_sums(edges[i], logp_E))
         if spread:
             ratios = sequence_ratios(sums)
@@ -172,27 +179,6 @@ class Learner:
 
 
 def _holds_a_part(edges: Edges) -> bool:
-    """True when some trajectory has more owned tokens than these edges hold."""
-    _, index_E, count_J = edges.trajectory_E.unique(return_inverse=True, return_counts=True)
-    return bool((count_J[index_E] < edges.trajectory_tokens_E).any())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Gaps:
-    """|log-prob of the trainer - log-prob recorded at sampling| over edges that have a recorded one."""
-
-    num: int = 0
-    total: float = 0.0
-    largest: float = 0.0
-
-    def add(self, logp_E: torch.Tensor, edges: Edges) -> _Gaps:
-        gap = (logp_E - edges.logp_behaviour_E).abs()
-        gap = gap[gap.isfinite()]
-        if not len(gap):
-            return self
-        return _Gaps(
-            num=self.num + len(gap), total=self.total + float(gap.sum()), largest=max(self.largest, float(gap.max()))
-        )
-
-    def means(self) -> dict[str, float]:
-        return {"mismatch_mean": self.total / self.num, "mismatch_max": self.largest} if self.num else {}
+    """True when some sequence has more owned tokens than these edges hold."""
+    _, index_E, count_J = edges.sequence_E.unique(return_inverse=True, return_counts=True)
+    return bool((count_J[index_E] < edges.sequence_tokens_E).any())

@@ -80,7 +80,7 @@ def prepare_policy(folder: Path, model: Path | None, *, steps: int, num_variants
     config.write_text(
         f"[model]\npath = {json.dumps(str(model))}\n"
         f"[data]\nchat = [{json.dumps(str(text))}]\nepochs = 100\n"
-        f'[train]\nloss = "sft"\nsteps = {steps}\nexecutions_per_step = 8\nlr = 3e-3\nwarmup_steps = 10\n'
+        f'[loss]\nkind = "sft"\n[train]\nsteps = {steps}\nexecutions_per_step = 8\nlr = 3e-3\nwarmup_steps = 10\n'
         f"[pack]\ntokens = {PACK_TOKENS}\n"
         f"[output]\ndir = {json.dumps(str(folder / 'warm'))}\nsave_every = {steps}\n"
     )
@@ -236,7 +236,7 @@ class Demo:
         from gyre_train.exactness import logprob_gap, recorded_trees, sharing_gap
 
         with self.step(5, "check", "packed trees against independent rows") as said:
-            gap = sharing_gap(self.base, recorded_trees(self.folder, self.base, loss="rl"), tokens=PACK_TOKENS)
+            gap = sharing_gap(self.base, recorded_trees(self.folder, self.base, kind="sequence"), tokens=PACK_TOKENS)
             before = logprob_gap(self.base, recorded_trees(self.folder, self.base), tokens=PACK_TOKENS)
             said.append(
                 f"packed vs rows: max gradient difference {gap.gradient:.0e} (float64, limit 1e-9); "
@@ -254,7 +254,7 @@ class Demo:
             config.write_text(
                 f"[model]\npath = {json.dumps(str(self.base))}\n"
                 f"[data]\nruns = [{json.dumps(str(self.folder))}]\n"
-                f'[train]\nloss = "rl"\nsteps = 2\nexecutions_per_step = 3\nlr = 3e-4\n'
+                f"[train]\nsteps = 2\nexecutions_per_step = 3\nlr = 3e-4\n"
                 f"[pack]\ntokens = {PACK_TOKENS}\n"
                 f"[output]\ndir = {json.dumps(str(self.trainer))}\npolicy_id = {json.dumps(POLICY_ID)}\n"
                 f"[publish]\nengines = [{json.dumps(self.engine_url)}]\n"

@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 __all__ = ["vocab_parallel_logprobs"]
 
+_ROWS = 256
+
 
 def vocab_parallel_logprobs(
     logits_EV: torch.Tensor,
@@ -21,13 +23,15 @@ def vocab_parallel_logprobs(
     *,
     first_id: int = 0,
     group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:
-    """Return log softmax(logits / temperature) at each target, differentiable in the logits.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log softmax(logits / temperature) at each target, differentiable in the logits, and the distributions'
+    entropies, which are not.
 
     `logits_EV` holds the columns of ids [first_id, first_id + V) on this rank; the slices of `group` make up the
     vocabulary. Every rank gets the same result, and its backward pass yields the gradient of its own columns.
     """
-    return _VocabParallelLogprob.apply(logits_EV, target_id_E, temperature_E, first_id, group)
+    logp_E, entropy_E = _VocabParallelLogprob.apply(logits_EV, target_id_E, temperature_E, first_id, group)
+    return logp_E, entropy_E
 
 
 def _reduce(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -45,7 +49,7 @@ class _VocabParallelLogprob(torch.autograd.Function):
         temperature_E: torch.Tensor,
         first_id: int,
         group: dist.ProcessGroup | None,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.promote_types(logits_EV.dtype, torch.float32)
         inverse_E = temperature_E.to(dtype).reciprocal()
         scaled_EV = logits_EV.to(dtype) * inverse_E[:, None]
@@ -61,10 +65,14 @@ class _VocabParallelLogprob(torch.autograd.Function):
         softmax_EV /= total_E[:, None]
         ctx.save_for_backward(softmax_EV, column_E, here_E, inverse_E)
         ctx.logits_dtype = logits_EV.dtype
-        return picked_E - total_E.log()
+        # In slices, so that no second table of E x V is alive; entr(p) = -p log p.
+        entropy_E = torch.cat([torch.special.entr(part).sum(-1) for part in softmax_EV.split(_ROWS)])
+        entropy_E = _reduce(entropy_E, dist.ReduceOp.SUM, group)
+        ctx.mark_non_differentiable(entropy_E)
+        return picked_E - total_E.log(), entropy_E
 
     @staticmethod
-    def backward(ctx: Any, grad_E: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_E: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # type: ignore[override]
         softmax_EV, column_E, here_E, inverse_E = ctx.saved_tensors
         scale_E = grad_E * inverse_E
         grad_EV = softmax_EV * -scale_E[:, None]

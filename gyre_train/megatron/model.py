@@ -106,7 +106,7 @@ class TreeAttention(nn.Module):
 
 
 class TreeGPTModel(GPTModel):
-    """GPTModel on one packed tree: gives log-probs of its loss edges, or this rank's logits when there are none."""
+    """GPTModel on one packed tree: gives log-probs and entropies [2, E] of its loss edges, or this rank's logits."""
 
     def __init__(self, config: TransformerConfig, spec: Any, *, inv_freq: torch.Tensor, real_vocab: int, **kw: Any):
         super().__init__(config, spec, position_embedding_type="rope", **kw)
@@ -133,7 +133,7 @@ class TreeGPTModel(GPTModel):
                        use_reentrant=False, preserve_rng_state=False)
             for rows, ids, temperature in zip(*(x.split(_EDGE_CHUNK) for x in (rows_E, *edges)), strict=True)
         ]  # fmt: skip
-        return torch.cat(parts)
+        return torch.cat(parts, 1)
 
     def _logits(self, hidden_EH: torch.Tensor) -> torch.Tensor:
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
@@ -146,13 +146,14 @@ class TreeGPTModel(GPTModel):
 
     def _edges(self, hidden_EH: torch.Tensor, target_id_E: torch.Tensor, temperature_E: torch.Tensor) -> torch.Tensor:
         width = self.vocab_size // int(parallel_state.get_tensor_model_parallel_world_size())
-        return vocab_parallel_logprobs(
+        values = vocab_parallel_logprobs(
             self._logits(hidden_EH),
             target_id_E,
             temperature_E,
             first_id=self._first_id(width),
             group=parallel_state.get_tensor_model_parallel_group(),
         )
+        return torch.stack(values)
 
 
 def build_model(
@@ -268,8 +269,11 @@ def _check_supported(hf: PretrainedConfig, tp: int) -> None:
         )
 
 
-def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") -> torch.Tensor:
-    """Return logp_E of the pack's loss edges at each edge's temperature; the same on every tensor-parallel rank."""
+def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-prob and entropy of the pack's loss edges, each [E], at each edge's temperature.
+
+    The same on every tensor-parallel rank. No gradient flows through the entropy.
+    """
     device = next(model.parameters()).device
     extra = TreeSeqParams(
         qkv_format="sbhd",
@@ -279,7 +283,8 @@ def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") ->
         target_id_E=_to_device(pack.target_id_E, device).long(),
         temperature_E=_to_device(pack.temperature_E, device),
     )
-    return _forward(model, pack.ids_T, pack.position_T, extra, device)
+    logp_E, entropy_E = _forward(model, pack.ids_T, pack.position_T, extra, device)
+    return logp_E, entropy_E.detach()
 
 
 def full_logits(

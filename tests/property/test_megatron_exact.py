@@ -107,7 +107,7 @@ def test_packed_equals_alone(kind: str, dtype: torch.dtype, backend: str) -> Non
     trees=forests(),
     slack=st.integers(0, 40),
     kind=st.sampled_from(list(ARCHITECTURES)),
-    loss=st.sampled_from([("sft", "step"), ("rl", "step"), ("rl", "behaviour")]),
+    loss=st.sampled_from([("sft", "step"), ("sequence", "step"), ("sequence", "behaviour"), ("token", "behaviour")]),
 )
 def test_random_forests(trees: list[TreeInput], slack: int, kind: str, loss: tuple[str, str]) -> None:
     model, (objective, anchor) = MegatronModel(kind, torch.float64, "segments"), loss
@@ -195,7 +195,9 @@ def check_vocab_slices() -> None:
     (wanted * weight).sum().backward()
     mine = full.detach()[:, tp_rank() * 5 : tp_rank() * 5 + 5].clone().requires_grad_()
     group = parallel_state.get_tensor_model_parallel_group()
-    got = vocab_parallel_logprobs(mine, target, temperature, first_id=tp_rank() * 5, group=group)
+    got, entropy = vocab_parallel_logprobs(mine, target, temperature, first_id=tp_rank() * 5, group=group)
+    spread = torch.distributions.Categorical(logits=full.detach() / temperature[:, None]).entropy()
+    assert (entropy - spread).abs().max() < 1e-14
     (got * weight).sum().backward()
     assert (got - wanted).abs().max() < 1e-14
     assert full.grad is not None

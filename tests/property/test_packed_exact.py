@@ -48,7 +48,9 @@ def with_old(model: TinyTransformer, trees: list[TreeInput], seed: int) -> list[
     trees=forests(),
     slack=st.integers(0, 40),
     sharing=st.sampled_from(["tree", "rows"]),
-    loss=st.sampled_from([("sft", "step"), ("rl", "step"), ("rl", "burst")]),
+    loss=st.sampled_from(
+        [("sft", "step"), ("sequence", "step"), ("sequence", "burst"), ("execution", "burst"), ("token", "burst")]
+    ),
 )
 def test_packed_equals_independent(
     backend: str, trees: list[TreeInput], slack: int, sharing: str, loss: tuple[str, str]
@@ -63,8 +65,10 @@ def test_packed_equals_independent(
 
 
 @settings(max_examples=30, deadline=None)
-@given(trees=forests(), seed=st.integers(0, 2**16))
-def test_any_cut_over_micro_steps_is_exact(trees: list[TreeInput], seed: int) -> None:
+@given(
+    trees=forests(), seed=st.integers(0, 2**16), objective=st.sampled_from(["sequence", "execution", "token", "sft"])
+)
+def test_any_cut_over_micro_steps_is_exact(trees: list[TreeInput], seed: int, objective: str) -> None:
     """Owned nodes thrown into packs at random: trajectories span packs, so s needs the first phase."""
     rng, model = np.random.default_rng(seed), TinyTransformer()
     trees = with_old(model, trees, seed)
@@ -75,7 +79,7 @@ def test_any_cut_over_micro_steps_is_exact(trees: list[TreeInput], seed: int) ->
             owned = [t.owned_O[where_N[t.owned_O] == number] for t in tree.trajectories]
             pieces.append(Piece(tree=index, trajectories=tuple(range(len(owned))), owned=tuple(owned)))
     made = [lay_out(trees, pieces, share=bool(rng.integers(2))) for pieces in packs]
-    assert_exact(model, trees, made, anchor="burst")
+    assert_exact(model, trees, made, objective=objective, anchor="burst")
 
 
 def test_float32_is_within_its_bound() -> None:

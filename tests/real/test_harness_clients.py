@@ -247,11 +247,11 @@ def test_mini_swe_agent_and_qwen_code(others: Recorded) -> None:
 def steps(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     """The metrics of an SFT step and of an RL step on the run."""
     folder, steps = tmp_path_factory.mktemp("steps"), []
-    for loss, num_executions in (("sft", 6), ("rl", 2)):
+    for loss, num_executions in (("sft", 6), ("sequence", 2)):
         config = folder / f"{loss}.toml"
         config.write_text(
             f"[model]\npath = {json.dumps(str(recorded.model))}\n[data]\nruns = [{json.dumps(str(recorded.run))}]\n"
-            f'[train]\nloss = "{loss}"\nsteps = 1\nexecutions_per_step = {num_executions}\nlr = 1e-4\n'
+            f'[loss]\nkind = "{loss}"\n[train]\nsteps = 1\nexecutions_per_step = {num_executions}\nlr = 1e-4\n'
             f"[pack]\ntokens = 32768\n[output]\ndir = {json.dumps(str(folder / loss))}\n"
         )
         recorded.gyre("train", str(config), "--json")
@@ -277,7 +277,7 @@ def test_pi_executes_a_memorised_tool_call(recorded: Recorded, tmp_path: Path) -
     config = tmp_path / "memorise.toml"
     config.write_text(
         f"[model]\npath = {json.dumps(str(recorded.model))}\n[data]\nchat = [{json.dumps(str(chat))}]\nepochs = 1000\n"
-        f'[train]\nloss = "sft"\nsteps = 240\nexecutions_per_step = 2\nlr = 2e-3\nwarmup_steps = 10\n'
+        f'[loss]\nkind = "sft"\n[train]\nsteps = 240\nexecutions_per_step = 2\nlr = 2e-3\nwarmup_steps = 10\n'
         f"[pack]\ntokens = 16384\n[output]\ndir = {json.dumps(str(tmp_path / 'memorise'))}\nsave_every = 240\n"
         f"[publish]\nengines = [{json.dumps(recorded.engine.url)}]\nproxy = {json.dumps(recorded.proxy.url)}\n"
         "every = 240\n"

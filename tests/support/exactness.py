@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gyre_train.loss import edges_of, policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
+from gyre_train.config import LossConfig
+from gyre_train.edges import edges_of
+from gyre_train.loss import policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
 from gyre_train.pack import Pack, SegmentTable, TreeInput
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -50,7 +52,7 @@ def assert_exact(
     trees: Sequence[TreeInput],
     packs: Sequence[Pack],
     *,
-    objective: str = "rl",
+    objective: str = "sequence",
     anchor: str = "behaviour",
     bound: float | None = None,
 ) -> dict[str, float]:
@@ -90,9 +92,11 @@ def packed_step(model: PackModel, packs: Sequence[Pack], *, objective: str, anch
     model.zero_grad()
     total = 0.0
     logp: dict[Key, float] = {}
-    edges = [edges_of(pack, anchor=anchor, dtype=model.dtype) for pack in packs]
+    settings = LossConfig(kind=objective)
+    ratio = "sequence" if objective == "sft" else objective
+    edges = [edges_of(pack, anchor=anchor, ratio=ratio, dtype=model.dtype) for pack in packs]
     ratios = None
-    if objective == "rl":
+    if objective in ("sequence", "execution"):
         with torch.no_grad():
             ratios = sequence_ratios(
                 [sequence_sums(e, model.edge_logprobs(pack)) for e, pack in zip(edges, packs, strict=True)]
@@ -100,7 +104,8 @@ def packed_step(model: PackModel, packs: Sequence[Pack], *, objective: str, anch
     executions: set[int] = set()
     for pack, e in zip(packs, edges, strict=True):
         logp_E = model.edge_logprobs(pack)
-        result = policy_loss(e, logp_E, ratios) if objective == "rl" else sft_loss(e, logp_E)
+        policy = objective != "sft"
+        result = policy_loss(e, logp_E, ratios, settings=settings) if policy else sft_loss(e, logp_E)
         result.loss.backward()
         total += float(result.loss.detach())
         executions |= {int(x) for x in pack.execution_E}
@@ -123,6 +128,7 @@ def independent_step(model: PackModel, trees: Sequence[TreeInput], *, objective:
     number = -1
     for index, tree in enumerate(trees):
         num_owned = sum(len(_owned(tree, t)) for t in range(len(tree.trajectories)))
+        rows = []
         for t, trajectory in enumerate(tree.trajectories):
             number += 1
             owned = _owned(tree, t)
@@ -130,30 +136,44 @@ def independent_step(model: PackModel, trees: Sequence[TreeInput], *, objective:
                 continue
             value_O = model.edge_logprobs(_row(tree, t, owned))
             logp |= {(index, number, n, o): float(x) for (n, o, _), x in zip(owned, value_O.detach(), strict=True)}
-            loss = -value_O.sum()
-            if objective == "rl":
-                loss = _policy_row(tree, owned, value_O, trajectory.advantage, anchor)
+            rows.append((trajectory.advantage, owned, value_O, _old(tree, owned, value_O, anchor)))
+        # The log-ratios that are averaged: a trajectory's own, or those of all of the execution's.
+        logratio = [[float(x) - y for x, y in zip(value_O.detach(), old, strict=True)] for _, _, value_O, old in rows]
+        whole = [x for row in logratio for x in row]
+        for (advantage, owned, value_O, old), own in zip(rows, logratio, strict=True):
+            if objective == "sft":
+                loss = -value_O.sum()
+            else:
+                averaged = {"sequence": own, "execution": whole, "token": None}[objective]
+                loss = _policy_row(tree, owned, value_O, old, advantage, averaged)
             loss = loss / num_owned / num_executions
             loss.backward()
             total += float(loss.detach())
     return Outcome(loss=total, logp=logp, gradients=model.gradients())
 
 
+def _old(tree: TreeInput, owned: list[tuple[int, int, int]], value_O: Tensor, anchor: str) -> list[float]:
+    stored = tree.logp_behaviour if anchor == "behaviour" else tree.logp_old
+    return [float(x) for x in value_O.detach()] if stored is None else [float(stored[n][o]) for n, o, _ in owned]
+
+
 def _policy_row(
-    tree: TreeInput, owned: list[tuple[int, int, int]], value_O: Tensor, advantage: float, anchor: str
+    tree: TreeInput,
+    owned: list[tuple[int, int, int]],
+    value_O: Tensor,
+    old: list[float],
+    advantage: float,
+    averaged: list[float] | None,
 ) -> Tensor:
     assert tree.logp_behaviour is not None
-    behaviour = [float(tree.logp_behaviour[n][o]) for n, o, _ in owned]
-    old = behaviour
-    if anchor != "behaviour":
-        stored = tree.logp_old
-        old = [float(x) for x in value_O.detach()] if stored is None else [float(stored[n][o]) for n, o, _ in owned]
-    s = math.exp(sum(float(x) - y for x, y in zip(value_O.detach(), old, strict=True)) / len(owned))
+    low, high = (0.995, 1.005) if averaged is not None else (0.8, 1.2)
     terms = []
-    for logp, y, b in zip(value_O, old, behaviour, strict=True):
-        s_t = s * torch.exp(logp - logp.detach())
-        inner = torch.minimum(s_t * advantage, s_t.clamp(0.995, 1.005) * advantage)
-        terms.append(-min(math.exp(y - b), 5.0) * inner)
+    for (n, o, _), logp, y in zip(owned, value_O, old, strict=True):
+        s_t = torch.exp(logp - y)
+        if averaged is not None:
+            s_t = math.exp(sum(averaged) / len(averaged)) * torch.exp(logp - logp.detach())
+        inner = torch.minimum(s_t * advantage, s_t.clamp(low, high) * advantage)
+        terms.append(-min(math.exp(y - float(tree.logp_behaviour[n][o])), 5.0) * inner)
     return torch.stack(terms).sum()
 
 
@@ -188,6 +208,10 @@ def _row(tree: TreeInput, trajectory: int, owned: list[tuple[int, int, int]]) ->
         logp_old_E=None,
         weight_E=np.zeros(num),
         trajectory_tokens_E=zeros + num,
+        execution_tokens_E=zeros + num,
+        logp_teacher_E=np.zeros(num),
+        role_E=zeros,
+        version_E=zeros,
         tree_E=zeros,
         node_E=np.array([n for n, _, _ in owned]),
         offset_E=np.array([o for _, o, _ in owned]),

@@ -26,7 +26,7 @@ class RankModel:
         self.wrapped = wrap_model(model)
 
     def edge_logprobs(self, pack: Pack) -> torch.Tensor:
-        return edge_logprobs(self.wrapped, pack, backend=self.backend)
+        return edge_logprobs(self.wrapped, pack, backend=self.backend)[0]
 
     def zero_grad(self) -> None:
         self.wrapped.zero_grad_buffer()
@@ -48,7 +48,7 @@ class FolderModel(RankModel):
 
 def check_recorded(run: str, model: str) -> None:
     """The contract on a recorded run's own trees, for both backends and dtypes; ranks find it by name."""
-    trees = recorded_trees(run, model, loss="rl")
+    trees = recorded_trees(run, model, kind="sequence")
     # 4096 tokens hold the run in few packs; 700 make many, with replayed prefixes.
     for dtype, backend, tokens in ((F64, "segments", 4096), (F64, "reference", 700), (F32, "segments", 700)):
         assert_exact(FolderModel(Path(model), dtype, backend), trees, plan(trees, tokens=tokens).packs)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyre_train.attn.api import tree_attention
-from gyre_train.loss import edge_logprobs, edges_of
 from gyre_train.pack import Pack
 
 
@@ -61,7 +60,7 @@ class TinyTransformer:
 
     def edge_logprobs(self, pack: Pack) -> Tensor:
         """Log-probability per loss edge."""
-        return edge_logprobs(self.logits(pack), edges_of(pack, dtype=self.dtype))
+        return edge_logprobs(self.logits(pack), pack)
 
     def zero_grad(self) -> None:
         for weight in self.weights.values():
@@ -69,6 +68,13 @@ class TinyTransformer:
 
     def gradients(self) -> dict[str, Tensor]:
         return {n: torch.zeros_like(w) if w.grad is None else w.grad.clone() for n, w in self.weights.items()}
+
+
+def edge_logprobs(logits_UV: Tensor, pack: Pack) -> Tensor:
+    """Log-probability of each edge's target at its temperature, from the logits of the rows that have edges."""
+    scaled_EV = logits_UV[torch.as_tensor(pack.edge_logit_E)] / torch.as_tensor(pack.temperature_E)[:, None]
+    scaled_EV = scaled_EV.to(logits_UV.dtype)
+    return scaled_EV.log_softmax(-1).gather(1, torch.as_tensor(pack.target_id_E)[:, None])[:, 0]
 
 
 def _norm(x: Tensor, gain: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def config(
     """The config of a test run."""
     base = [f"--model.path={model}", f"--output.dir={out}", "--train.lr=1e-3", "--output.policy_id=run"]
     base += [f'--data.runs=["{runs}"]'] if runs else []
-    base += [f'--data.chat=["{chat}"]', "--train.loss=sft"] if chat else []
+    base += [f'--data.chat=["{chat}"]', "--loss.kind=sft"] if chat else []
     return load_config(None, [*base, *overrides])
 
 

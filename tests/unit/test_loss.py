@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from gyre_data.errors import AlignmentError, DataError
+from gyre_train.config import LossConfig
+from gyre_train.edges import Edges, edges_of
+from gyre_train.figures import total, values
 from gyre_train.loss import (
-    Edges,
-    LossMetrics,
-    edge_logprobs,
-    edges_of,
-    entropy_of,
     inert_settings,
     policy_loss,
     sequence_ratios,
@@ -26,9 +24,10 @@ from gyre_train.loss import (
     sft_loss,
     step_scale,
 )
+from gyre_train.mismatch import mismatch
 from gyre_train.pack import Pack, Piece, TrajectoryInput, TreeInput, lay_out, node_values
 from gyre_train.plan import plan
-from tests.support.tiny_transformer import TinyTransformer
+from tests.support.tiny_transformer import TinyTransformer, edge_logprobs
 from tests.support.tree_inputs import make_tree
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
@@ -77,8 +76,8 @@ def test_l01_no_cut_changes_the_mean(batches: str, cut: list[tuple[int, ...]]) -
     token_loss = {1 + i: b["loss_sum"] / max(b["tokens"], 1) for i, b in enumerate(batch)}
     cut = [*cut, tuple(range(3, len(batch)))]
     ranks = [cut[0 :: given["ranks"]], cut[1 :: given["ranks"]]]
-    total = sum(micro_step([tree], [pieces_of(tree, part)], token_loss) for rank in ranks for part in rank)
-    assert total * step_scale(1) == pytest.approx(expected["token_mean"])
+    summed = sum(micro_step([tree], [pieces_of(tree, part)], token_loss) for rank in ranks for part in rank)
+    assert summed * step_scale(1) == pytest.approx(expected["token_mean"])
 
 
 def test_l02_an_untrained_sample_counts_for_nothing() -> None:
@@ -107,7 +106,7 @@ def test_l02_nothing_trained_is_a_zero_gradient(objective: str) -> None:
     result.loss.backward()
     gradient = weight.grad * step_scale(made.num_executions)
     assert torch.equal(gradient, torch.zeros(3, dtype=torch.float64))
-    assert all(math.isfinite(x) for x in result.metrics.means().values())
+    assert all(math.isfinite(x) for x in values(result.figures).values())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -129,11 +128,11 @@ def test_l09_shift_and_temperature(temperature: float) -> None:
     np.testing.assert_array_equal(pack.logit_row_U, [int(row) for row in given["logits_at"]])
     edges = edges_of(pack, anchor="behaviour", dtype=torch.float64)
     # The case has two words: the target (here word 1) and one other (word 0).
-    edges = replace(edges, target_E=torch.ones_like(edges.target_E))
+    pack = replace(pack, target_id_E=np.ones_like(pack.target_id_E))
     logits_UV = torch.tensor(
         [[at["other"], at[str(ids[int(row) + 1])]] for row, at in given["logits_at"].items()], dtype=torch.float64
     )
-    logp_E = edge_logprobs(logits_UV, edges)
+    logp_E = edge_logprobs(logits_UV, pack)
     np.testing.assert_allclose(logp_E, want, atol=1e-9)
     (ratio,) = sequence_ratios([sequence_sums(edges, logp_E)]).ratio_J
     assert float(ratio) == pytest.approx(1.0, abs=1e-8)
@@ -142,15 +141,16 @@ def test_l09_shift_and_temperature(temperature: float) -> None:
 def two_tokens(old: list[float] | None, behaviour: list[float], advantage: float) -> Edges:
     zero = torch.zeros(2, dtype=torch.int64)
     return Edges(
-        logit_E=zero,
-        target_E=zero,
-        trajectory_E=zero + 4,
-        trajectory_tokens_E=zero + 2,
-        temperature_E=torch.ones(2),
+        sequence_E=zero + 4,
+        sequence_tokens_E=zero + 2,
         advantage_E=torch.full((2,), advantage, dtype=torch.float64),
+        weight_E=torch.full((2,), 0.5, dtype=torch.float64),
         logp_behaviour_E=torch.tensor(behaviour, dtype=torch.float64),
         logp_old_E=None if old is None else torch.tensor(old, dtype=torch.float64),
-        weight_E=torch.full((2,), 0.5, dtype=torch.float64),
+        logp_teacher_E=torch.full((2,), math.nan, dtype=torch.float64),
+        logp_reference_E=None,
+        role_E=zero,
+        version_E=zero - 1,
     )
 
 
@@ -167,7 +167,7 @@ def test_the_clip_by_hand(shift: float, advantage: float, clipped: bool) -> None
     assert float(result.loss.detach()) == pytest.approx(-value * advantage)
     want = 0.0 if clipped else -0.5 * s * advantage
     np.testing.assert_allclose(logp_E.grad, [want, want], atol=1e-15)
-    assert result.metrics.means()["clip_fraction"] == float(clipped)
+    assert values(result.figures)["clip_fraction"] == float(clipped)
 
 
 def test_the_cap_by_hand() -> None:
@@ -177,9 +177,10 @@ def test_the_cap_by_hand() -> None:
     weights = [5.0, math.exp(0.5)]
     assert float(result.loss.detach()) == pytest.approx(-sum(weights))
     np.testing.assert_allclose(logp_E.grad, [-w for w in weights])
-    means = result.metrics.means()
+    means = values(result.figures)
     assert (means["cap_fraction"], means["clip_fraction"], means["ratio"]) == (0.5, 0.0, 1.0)
-    assert means["mismatch"] == pytest.approx((3.0 + 0.5) / 2)
+    gaps = values(mismatch(two_tokens(None, [-4.0, -1.5], 2.0), logp_E.detach(), version=0))
+    assert gaps == {"mismatch_mean": (3.0 + 0.5) / 2, "mismatch_max": 3.0, "mismatch_main": (3.0 + 0.5) / 2}
 
 
 def test_anchors_choose_logp_old() -> None:
@@ -223,23 +224,20 @@ def test_two_updates_on_one_burst_reach_clip_and_cap() -> None:
         made = plan(trees, tokens=13)
         assert len(made.packs) == 2
         optimiser.zero_grad()
-        metrics = LossMetrics()
+        figures = {}
         for pack in made.packs:
-            edges = edges_of(pack, anchor="burst", dtype=model.dtype)
-            logits_UV = model.logits(pack)
-            result = policy_loss(edges, edge_logprobs(logits_UV, edges), entropy_E=entropy_of(logits_UV, edges))
+            result = policy_loss(edges_of(pack, anchor="burst", dtype=model.dtype), model.edge_logprobs(pack))
             result.loss.backward()
-            metrics += result.metrics
+            figures = total(figures, result.figures)
         for weight in model.weights.values():
             weight.grad *= step_scale(made.num_executions)
         optimiser.step()
-        seen.append(metrics.means())
+        seen.append(values(figures))
     assert seen[0]["clip_fraction"] == 0.0
     assert seen[0]["ratio"] == 1.0
     assert seen[1]["clip_fraction"] > 0
     assert seen[0]["cap_fraction"] > 0
     assert seen[1]["cap_fraction"] > 0
-    assert 0 < seen[1]["entropy"] < math.log(model.vocab)
 
 
 def test_a_trajectory_in_pieces_needs_the_first_phase() -> None:
@@ -247,15 +245,15 @@ def test_a_trajectory_in_pieces_needs_the_first_phase() -> None:
     parts = [lay_out([tree], [Piece(tree=0, trajectories=(0,), owned=(np.array([n]),))]) for n in (1, 3)]
     logp = [torch.full((pack.num_edges,), -1.0, dtype=torch.float64) for pack in parts]
     edges = [edges_of(pack, anchor="behaviour", dtype=torch.float64) for pack in parts]
-    with pytest.raises(DataError, match="wanted all 5 owned tokens of trajectory 0, got 2; sum sequence_sums"):
+    with pytest.raises(DataError, match="wanted all 5 owned tokens of sequence 0, got 2; sum sequence_sums"):
         policy_loss(edges[0], logp[0])
     ratios = sequence_ratios([sequence_sums(e, x) for e, x in zip(edges, logp, strict=True)])
     want = math.exp(np.mean(-1.0 - np.concatenate([tree.logp_behaviour[n] for n in (1, 3)])))
     assert float(ratios.ratio_J) == pytest.approx(want)
-    total = sum(policy_loss(e, x, ratios).metrics.num_edges for e, x in zip(edges, logp, strict=True))
-    assert total == 5
-    with pytest.raises(AlignmentError, match="wanted a sequence ratio for every trajectory; pass"):
-        policy_loss(replace(edges[0], trajectory_E=edges[0].trajectory_E + 1), logp[0], ratios)
+    parts_of = [policy_loss(e, x, ratios).figures for e, x in zip(edges, logp, strict=True)]
+    assert total(*parts_of)["ratio"].count == 5
+    with pytest.raises(AlignmentError, match="wanted a ratio for every sequence; pass"):
+        policy_loss(replace(edges[0], sequence_E=edges[0].sequence_E + 1), logp[0], ratios)
 
 
 def _one_pack() -> tuple[Pack, Edges]:
@@ -265,7 +263,7 @@ def _one_pack() -> tuple[Pack, Edges]:
 
 def test_missing_values_are_refused_not_guessed() -> None:
     pack, edges = _one_pack()
-    with pytest.raises(DataError, match=r"recorded log-probability for every owned token, 2 .* set train\.loss = sft"):
+    with pytest.raises(DataError, match=r"recorded log-probability for every owned token, 2 .* set loss\.kind = sft"):
         policy_loss(replace(edges, logp_behaviour_E=edges.logp_behaviour_E * math.nan), torch.zeros(2))
     with pytest.raises(DataError, match="wanted logp_old for every edge, 1 are missing"):
         policy_loss(replace(edges, logp_old_E=torch.tensor([-1.0, math.nan])), torch.zeros(2))
@@ -274,11 +272,61 @@ def test_missing_values_are_refused_not_guessed() -> None:
     assert pack.logp_old_E is None
 
 
-def test_edge_logprobs_widen_and_read_the_right_row() -> None:
-    _, edges = _one_pack()
-    logits_UV = torch.randn(2, 13, generator=torch.Generator().manual_seed(1)).bfloat16()
-    logp_E = edge_logprobs(logits_UV, edges)
-    assert logp_E.dtype == torch.float32
-    scaled = logits_UV.float() / edges.temperature_E[:, None]
-    want = torch.stack([scaled[i].log_softmax(-1)[edges.target_E[i]] for i in range(2)])
-    torch.testing.assert_close(logp_E, want)
+@pytest.mark.parametrize(
+    ("step", "advantage", "clipped"), [(0.3, 1.0, True), (0.3, -1.0, False), (-0.3, -1.0, True), (0.1, 1.0, False)]
+)
+def test_the_clip_of_tokens_by_hand(step: float, advantage: float, clipped: bool) -> None:
+    """PPO: each token has a ratio of its own, so the second, unmoved token keeps its gradient."""
+    logp_E = torch.tensor([-1.0 + step, -2.0], dtype=torch.float64, requires_grad=True)
+    edges = two_tokens([-1.0, -2.0], [-1.0, -2.0], advantage)
+    result = policy_loss(edges, logp_E, settings=LossConfig(kind="token"))
+    result.loss.backward()
+    ratio = min(max(math.exp(step), 0.8), 1.2) if clipped else math.exp(step)
+    assert float(result.loss.detach()) == pytest.approx(-0.5 * advantage * (ratio + 1))
+    want = 0.0 if clipped else -0.5 * math.exp(step) * advantage
+    np.testing.assert_allclose(logp_E.grad, [want, -0.5 * advantage], atol=1e-15)
+
+
+def test_kl_and_teacher_by_hand() -> None:
+    logp_E = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    edges = replace(
+        two_tokens(None, [-1.0, -2.0], 3.0),
+        logp_teacher_E=torch.tensor([-0.5, -2.25], dtype=torch.float64),
+        logp_reference_E=torch.tensor([-1.5, -1.0], dtype=torch.float64),
+    )
+    settings = LossConfig(advantage=0.5, teacher=2.0, kl=0.1)
+    result = policy_loss(edges, logp_E, settings=settings)
+    result.loss.backward()
+    advantages = [1.5 + 2 * 0.5, 1.5 - 2 * 0.25]
+    kl = [math.exp(x) - x - 1 for x in (-0.5, 1.0)]
+    assert float(result.loss.detach()) == pytest.approx(-0.5 * sum(advantages) + 0.1 * 0.5 * sum(kl))
+    slope = [1 - math.exp(x) for x in (-0.5, 1.0)]
+    want = [-0.5 * a + 0.1 * 0.5 * k for a, k in zip(advantages, slope, strict=True)]
+    np.testing.assert_allclose(logp_E.grad, want, atol=1e-15)
+    figures = values(result.figures)
+    assert figures["kl"] == pytest.approx(sum(kl) / 2)
+    assert figures["teacher_gap"] == pytest.approx(0.125)
+    with pytest.raises(DataError, match="wanted a recorded teacher log-probability for every owned token, 2 are"):
+        policy_loss(two_tokens(None, [-1.0, -2.0], 3.0), logp_E, settings=settings)
+
+
+def test_no_cap_means_no_weights() -> None:
+    logp_E = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    result = policy_loss(two_tokens(None, [-4.0, -1.5], 2.0), logp_E, settings=LossConfig(cap=0.0))
+    assert float(result.loss.detach()) == pytest.approx(-2.0)
+    assert values(result.figures)["importance"] == 1.0
+
+
+def test_mismatch_by_role_and_age() -> None:
+    edges = replace(
+        two_tokens(None, [-1.0, math.nan], 1.0),
+        role_E=torch.tensor([2, 0]),
+        version_E=torch.tensor([3, 0]),
+    )
+    logp_E = torch.tensor([-1.5, -2.0], dtype=torch.float64)
+    want = {"mismatch_mean": 0.5, "mismatch_max": 0.5, "mismatch_sub_agent": 0.5}
+    assert values(mismatch(edges, logp_E, version=5)) == {**want, "mismatch_age_2": 0.5}
+    assert values(mismatch(edges, logp_E, version=30)) == {**want, "mismatch_age_8_up": 0.5}
+    unknown = replace(edges, version_E=torch.tensor([-1, 0]))
+    assert values(mismatch(unknown, logp_E, version=5)) == want
+    assert mismatch(replace(edges, logp_behaviour_E=edges.logp_behaviour_E * math.nan), logp_E, version=5) == {}

@@ -1,12 +1,13 @@
 """One optimiser step: trajectories spread over packs, what decays, and the size of a clipped gradient."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from gyre_train.loss import Anchor
+from gyre_train.edges import Anchor
 from gyre_train.megatron.optimizer import Optimizer
 from gyre_train.megatron.parallel import clip_gradients, groups
 from gyre_train.pack import Pack, Piece, TreeInput, lay_out
@@ -78,3 +79,39 @@ def test_clipping_scales_every_gradient_alike(model: Path, tmp_path: Path) -> No
     count = sum(p.numel() for p in learner.model.parameters())
     assert clip_gradients(learner.model, 1.0) == pytest.approx(2.0 * count**0.5)
     assert clip_gradients(learner.model, 0) == pytest.approx(1.0, rel=1e-5)
+
+
+def one_step(model: Path, out: Path, made: tuple[Pack, ...], *more: str) -> tuple[dict, dict]:
+    learner = Learner(config(model, out, "--model.dtype=float64", *more, runs=out), Anchor.BEHAVIOUR, None)
+    return learner.step(StepWork(step=1, packs=made, num_executions=1, lr=0.0)), learner.optimizer.tensors()["exp_avg"]
+
+
+@pytest.mark.parametrize("kind", ["sequence", "execution", "token"])
+def test_an_execution_in_two_packs_needs_a_first_pass_only_where_its_tokens_share_a_ratio(
+    model: Path, tmp_path: Path, kind: str
+) -> None:
+    first, second = (t.owned_O for t in tree().trajectories)
+    whole = (lay_out([tree()], [Piece(tree=0, trajectories=(0, 1), owned=(first, second))]),)
+    parts = tuple(
+        lay_out([tree()], [Piece(tree=0, trajectories=(t,), owned=(owned,))]) for t, owned in enumerate((first, second))
+    )
+    one, gradient = one_step(model, tmp_path, whole, f"--loss.kind={kind}")
+    two, split = one_step(model, tmp_path, parts, f"--loss.kind={kind}")
+    assert two["extra_forwards"] == (2 if kind == "execution" else 0)
+    assert two["loss"] == pytest.approx(one["loss"], abs=1e-12)
+    for name, value in gradient.items():
+        assert (split[name] - value).abs().max() <= 1e-9 * value.abs().max(), name
+
+
+def test_the_reference_is_the_start_until_it_is_another_folder(model: Path, tmp_path: Path) -> None:
+    first, second = (t.owned_O for t in tree().trajectories)
+    made = (lay_out([tree()], [Piece(tree=0, trajectories=(0, 1), owned=(first, second))]),)
+    plain, _ = one_step(model, tmp_path, made)
+    assert 0 < plain["entropy"] < math.log(300)
+    own, _ = one_step(model, tmp_path, made, "--loss.kl=0.5")
+    assert own["kl"] == pytest.approx(0.0, abs=1e-12)  # the reference is what the weights still are
+    assert own["loss"] == pytest.approx(plain["loss"], abs=1e-12)
+    other = tiny_model(tmp_path / "other", seed=7)
+    far, _ = one_step(model, tmp_path, made, "--loss.kl=0.5", f"--loss.reference={other}")
+    assert far["kl"] > 0.01
+    assert far["loss"] > plain["loss"]

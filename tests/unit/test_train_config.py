@@ -18,7 +18,7 @@ evaluators = { "py test" = 2, other = 0.5 }
 [output]
 dir = "out"
 """
-SFT = ["--model.path=m", "--output.dir=o", "--data.chat=c.jsonl", "--train.loss=sft"]
+SFT = ["--model.path=m", "--output.dir=o", "--data.chat=c.jsonl", "--loss.kind=sft"]
 
 
 def write(tmp_path: Path, text: str = MINIMAL) -> Path:
@@ -45,13 +45,13 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--train.dtype='x'"], r"nearest model\.dtype"),
         (["--train.lr=fast"], r"train\.lr: wanted float, got 'fast'"),
         (["--train.steps=true"], r"train\.steps: wanted int, got True"),
-        (["--train.loss=ppo"], "wanted one of rl, sft, got 'ppo'"),
+        (["--loss.kind=ppo"], "wanted one of sequence, execution, token, sft, got 'ppo'"),
         (["--data.evaluators.pytest=high"], "wanted a table of numbers"),
         (["train.lr=1"], r"wanted --section\.key=value"),
         (["--train.steps_per_burst=2"], 'has no effect .* set train.anchor = "burst"'),
-        (["--train.anchor=step", "--train.loss=sft"], "no effect on sft; remove it"),
-        (["--data.chat=c.jsonl"], 'use train.loss = "sft"'),
-        (["--data.epochs=2"], "used once by rl"),
+        (["--train.anchor=step", "--loss.kind=sft"], "no effect on sft; remove it"),
+        (["--data.chat=c.jsonl"], 'use loss.kind = "sft"'),
+        (["--data.epochs=2"], "used once by a policy loss"),
         (["--pack.tokens=0"], "above 0"),
         (["--train.lr=inf"], "finite number above 0, got inf"),
         (["--train.lr=nan"], "finite number above 0, got nan"),

@@ -60,6 +60,9 @@ def test_rl_raises_what_won_and_lowers_what_lost(model: Path, run: Path, tmp_pat
     assert after[-1.0] < before[-1.0] - 1e-3
     row = read_metrics(tmp_path / "out/metrics.jsonl")[0]
     assert row["mismatch_max"] < 1e-4  # the trainer's log-probs are those of transformers
+    assert max(row["mismatch_main"], row["mismatch_sub_agent"]) <= row["mismatch_max"]
+    assert row["mismatch_age_0"] == row["mismatch_mean"]  # sampled by the weights that training began with
+    assert row["entropy"] > 0
     assert row["executions"] == 4
     assert row["packed_tokens"] < row["unpacked_tokens"]
     # Engines load every safetensors file beside the weights, so nothing else may lie there.
@@ -248,9 +251,9 @@ def test_a_hosted_recording_says_what_it_is_good_for(model: Path, tmp_path: Path
         e.call(new=[("user", 4)], output=5, logprobs=False, version=None)
     forest.rows["nodes"] = [dataclasses.replace(n, token_ids=n.token_ids % VOCAB) for n in forest.rows["nodes"]]
     forest.write(tmp_path / "r")
-    with pytest.raises(DataError, match=r'0 of 10 sampled tokens trainable by rl .*use train.loss = "sft"'):
+    with pytest.raises(DataError, match=r'0 of 10 sampled tokens trainable by a policy loss .*use loss.kind = "sft"'):
         train(config(model, tmp_path / "out", runs=tmp_path / "r"))
-    done = train(config(model, tmp_path / "out", "--train.loss=sft", runs=tmp_path / "r"))
+    done = train(config(model, tmp_path / "out", "--loss.kind=sft", runs=tmp_path / "r"))
     assert done.trained_tokens == 10
 
 
@@ -305,7 +308,7 @@ def test_an_execution_that_two_runs_hold_is_refused(model: Path, run: Path, tmp_
 def test_a_line_of_two_chat_files_is_two_conversations(model: Path, tmp_path: Path) -> None:
     files = [chat_file(tmp_path / f"{name}.jsonl", "hello again") for name in "ab"]
     both = f'--data.chat=["{files[0]}", "{files[1]}"]'
-    settings = config(model, tmp_path / "out", both, "--train.executions_per_step=1", "--train.loss=sft")
+    settings = config(model, tmp_path / "out", both, "--train.executions_per_step=1", "--loss.kind=sft")
     assert train(settings).step == 2
     assert len(ledger.consumed(tmp_path / "out")) == 2
 
@@ -348,7 +351,7 @@ def test_the_temperature_of_a_call_reaches_the_packer(model: Path, tmp_path: Pat
         tree = example.tree(0)
         (trajectory,) = tree.trajectories
         assert tree.temperature_N[trajectory.owned_O].tolist() == [0.5, 2.0]
-    for example in load_source(config(model, tmp_path / "out", "--train.loss=sft", runs=tmp_path / "r")).examples:
+    for example in load_source(config(model, tmp_path / "out", "--loss.kind=sft", runs=tmp_path / "r")).examples:
         assert set(example.tree(0).temperature_N.tolist()) == {1.0}
 
 
