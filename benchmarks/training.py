@@ -31,6 +31,12 @@ BOUNDS = {"attention_speedup": 1.0, "packed_speedup": 1.0}
 """Least ratios: the tree path must not be slower than what it replaces."""
 
 
+def edge_logprobs(logits_UV: Tensor, pack: Pack) -> Tensor:
+    """Log-prob of each edge's target; the benchmark samples at temperature 1."""
+    logp_UV = logits_UV.log_softmax(-1)[torch.as_tensor(pack.edge_logit_E)]
+    return logp_UV.gather(1, torch.as_tensor(pack.target_id_E)[:, None])[:, 0]
+
+
 def execution(*, trunk: int, turns: int, turn: int, branches: int, seed: int) -> TreeInput:
     """A main conversation after a long prompt, and side trajectories that leave it at evenly spread turns."""
     rng = np.random.default_rng(seed)
@@ -134,7 +140,7 @@ def step(model: Block, packs: tuple[Pack, ...]) -> float:
     total = 0.0
     for pack in packs:
         edges = edges_of(pack)
-        result = policy_loss(edges, edge_logprobs(model(pack), edges))
+        result = policy_loss(edges, edge_logprobs(model(pack), pack))
         result.loss.backward()
         total += float(result.loss.detach())
     return total

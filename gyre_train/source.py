@@ -219,8 +219,8 @@ def _recorded_tree(execution: AdmittedExecution, facts: _Facts, number: int) -> 
     largest = max((int(x.max()) for x in ids if len(x)), default=0)
     if largest >= facts.vocab:
         raise DataError(
-            f"execution {execution.execution_id}: wanted token ids below the model's {facts.vocab}, got {largest}; it was "
-            "recorded with another tokenizer, set model.path to the model that was served"
+            f"execution {execution.execution_id}: wanted token ids below the model's {facts.vocab}, got {largest}; it "
+            "was recorded with another tokenizer, set model.path to the model that was served"
         )
     recorded = [tree.logprobs(node) for node in range(len(ids))]
     if not facts.policy:  # trained at temperature 1, so only log-probs recorded at 1 can be compared
