@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from gyre_data.admission import admit
 from gyre_data.arrays import from_table
+from gyre_data.errors import ConfigError
 from gyre_data.execution import Execution, ExecutionInfo
 from gyre_data.links import compactions, sub_agents
 from gyre_data.listing import list_executions
@@ -71,8 +72,12 @@ def run_model(run: Run) -> dict[str, Any]:
 
 def run_figures(run: Run, *, j_max: int | None = 5) -> dict[str, Any]:
     """What needs every tree: sharing, distributions, what would be trained, and why executions are not admitted."""
-    admission = admit(run, j_max=j_max)
-    told: dict[str, dict[str, Any]] = {
+    told: dict[str, Any] = {"stats": plain(stats(run, j_max=j_max).to_json()), "j_max": j_max}
+    try:
+        admission = admit(run, j_max=j_max)
+    except ConfigError as error:  # several evaluators, and nobody said which one is the reward
+        return told | {"admission": {}, "groups": [], "not_judged": str(error)}
+    every: dict[str, dict[str, Any]] = {
         e.execution_id: {
             "admitted": True,
             "reward": plain(e.reward),
@@ -85,9 +90,9 @@ def run_figures(run: Run, *, j_max: int | None = 5) -> dict[str, Any]:
     for left_out in admission.excluded:
         if left_out.call_id is None and left_out.node_id is None:
             why = {"admitted": False, "reason": str(left_out.reason), "detail": left_out.detail}
-            told.setdefault(left_out.execution_id, why)
+            every.setdefault(left_out.execution_id, why)
     groups = [{name: plain(getattr(g, name)) for name in g.__slots__ if name != "run"} for g in admission.groups]
-    return {"stats": plain(stats(run, j_max=j_max).to_json()), "admission": told, "groups": groups, "j_max": j_max}
+    return told | {"admission": every, "groups": groups, "not_judged": None}
 
 
 def execution_model(
@@ -109,7 +114,7 @@ def execution_model(
             row["tools_blob"] = blobs.of([call.tools_blob])[0]
     _add_to_nodes(run, tree, told["nodes"], blobs)
     named = {number for row in told["nodes"] for number in row.get("messages", ())}
-    told["previews"] = {number: texts.line(blobs.ids[number]) for number in sorted(named)}
+    told["lines"] = {number: texts.line(blobs.ids[number]) for number in sorted(named)}
     told["blobs"] = blobs.ids
     told["compactions"] = [asdict(one) for one in compactions(tree)]
     told["sub_agents"] = [plain(asdict(one)) for one in sub_agents(tree)]

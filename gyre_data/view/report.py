@@ -40,7 +40,10 @@ def write_report(run: Run, out: str | Path, *, execution: str | None = None, j_m
     wanted = list(known) if execution is None else [find(known, execution)]
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
+        # For its owner alone, as the run is: it holds every text.
+        with os.fdopen(
+            os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
             file.writelines(page(_chunks(run, wanted, j_max), title=f"{Path(run.path).name} - gyre view"))
         unfinished.replace(out)
     except OSError as error:

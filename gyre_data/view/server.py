@@ -245,10 +245,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, path: str, make: Callable[[], Any]) -> None:
         try:
             found = make()
-        except (KeyError, ValueError, TypeError) as error:
-            self._send(HTTPStatus.NOT_FOUND, f"nothing at {path}: {error}".encode(), "text/plain; charset=utf-8")
         except GyreError as error:
             self._send(HTTPStatus.CONFLICT, str(error).encode(), "text/plain; charset=utf-8")
+        except (KeyError, ValueError, TypeError) as error:
+            self._send(HTTPStatus.NOT_FOUND, f"nothing at {path}: {error}".encode(), "text/plain; charset=utf-8")
         else:
             if callable(found):
                 found()

@@ -22,7 +22,7 @@ function about(e, call) {
   const fault = e.fault(call);
   return h("div.line.about", null,
     h("h2", null, `c${call.number}`), h("span", { class: call.agent_role === "unknown" ? "bad" : "" }, words(call.agent_role)),
-    fault ? h("span.bad", null, fault) : null,
+    fault ? h("span.bad.fault", { title: fault }, fault) : null,
     h("span", { title: `${int(call.prompt_tokens)} tokens in the prompt` }, h("b", null, amount(call.prompt_tokens)), " in"),
     reused !== null ? h("span.dim", null, `${amount(reused)} reused`) : null,
     h("span", null, h("b", null, amount(call.output_tokens)), " out"),
@@ -35,7 +35,7 @@ function fresh(e, call) {
   return (e.nodesOfCall.get(call.call_id) || []).filter((i) => e.nodes[i].node_id !== call.output_node).reduce((n, i) => n + e.nodes[i].num_tokens, 0);
 }
 
-const TABS = { talk: "Conversation", diff: "Compare", overview: "Execution", plots: "Plots" };
+const TABS = { talk: "Conversation", diff: "Compare", overview: "Execution" };
 
 function tabs() {
   return h("div.tabs", { role: "tablist", "aria-label": "What to show" }, Object.entries(TABS).map(([name, title]) =>
@@ -48,7 +48,7 @@ function tools() {
     talk && state.tokens ? h("select", { "aria-label": "Colour of tokens", id: "colour", onchange: (event) => tell("colour", event.target.value) },
       Object.entries(COLOURS).map(([name, title]) => h("option", { value: name, selected: name === state.colour }, title))) : null,
     talk ? h("button.flat", { "aria-pressed": state.tokens, id: "b-tokens", title: "Texts or tokens (t)", onclick: () => tell("switch-tokens") }, "Tokens") : null,
-    h("button.flat", { title: "Mark this call, then compare another with it (d)", onclick: () => tell("compare") }, state.mark ? `Compare with c${state.mark.call}` : "Mark to compare"),
-    h("button.flat", { "aria-pressed": state.side, id: "b-side", title: "Where this comes from (i)", onclick: () => tell("switch-side") }, "Provenance"),
+    h("button.flat", { title: "Mark this call, then compare another with it (d)", onclick: () => tell("compare") }, state.mark ? `Compare with c${state.mark.call}` : "Mark"),
+    h("button.flat", { "aria-pressed": state.side, id: "b-side", title: "Where this call comes from (i)", onclick: () => tell("switch-side") }, "Provenance"),
   ];
 }

@@ -35,7 +35,7 @@ function fork(how, jump) {
   return h("section.boundary", { class: how.false ? "lost" : "" },
     h("div.line", null,
       h("span.tag", { class: how.false ? "badtag" : "" }, how.false ? "FALSE fork" : "fork"),
-      h("b", null, how.false ? how.check : words(how.reason)),
+      h("b", null, how.false ? how.check : how.reason ? words(how.reason) : ""),
       how.first_difference_message !== null ? h("span.dim", null, `first different message ${int(how.first_difference_message)}`) : null,
       how.tokens_lost ? h("span.dim", null, `${amount(how.tokens_lost)} tokens not reused`) : null,
       h("span.grow"), how.at ? jump(how.at, `leaves after c${how.at}`) : null),

@@ -41,12 +41,12 @@ function suggestions() {
   const mine = e.raw.trajectories.map((t) => e.callOfOutput.get(t.leaf)).filter((call) => call && call.number !== state.call);
   const rest = state.run.executions.filter((one) => one.execution_id !== e.id && one.num_calls && one.task_id === e.info.task_id && e.info.task_id !== null);
   return h("div.line", null,
-    mine.map((call) => h("button.flat", { onclick: () => tell("mark", { execution: e.id, call: call.number }) }, `with trajectory ending at c${call.number}`)),
+    mine.map((call) => h("button.flat", { onclick: () => tell("compare-with", { execution: e.id, call: call.number }) }, `with trajectory ending at c${call.number}`)),
     rest.slice(0, 16).map((one) => h("button.flat", {
       onclick: async () => {
         const loaded = new Execution(await state.source.execution(one.execution_id));
         const last = [...loaded.calls].reverse().find((call) => call.agent_role === "main" && call.output_node) || loaded.calls[loaded.calls.length - 1];
-        tell("mark", { execution: one.execution_id, call: last.number });
+        tell("compare-with", { execution: one.execution_id, call: last.number });
       },
     }, `with #${one.sample_index ?? one.execution_id}${one.score === null ? "" : ` (${one.score.toFixed(2)})`}`)));
 }

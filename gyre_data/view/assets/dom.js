@@ -6,12 +6,13 @@ export function h(spec, props, ...children) {
   const el = document.createElement(tag || "div");
   if (classes.length) el.className = classes.join(" ");
   for (const [name, value] of Object.entries(props || {})) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value === null || value === undefined) continue;
+    if (value === false && !name.startsWith("aria-")) continue;
     if (name.startsWith("on")) el.addEventListener(name.slice(2), value);
     else if (name === "class") el.className += (el.className ? " " : "") + value;
     else if (name === "data") Object.assign(el.dataset, value);
     else if (name === "style") for (const [k, v] of Object.entries(value)) el.style.setProperty(k, v);
-    else el.setAttribute(name, value === true ? "" : String(value));
+    else el.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
   }
   add(el, children);
   return el;

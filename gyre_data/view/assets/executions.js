@@ -1,7 +1,7 @@
 // The list of executions: which went well, which did not, what they cost.
 
 import { $, fill, h } from "./dom.js";
-import { amount, day, dollars, int, seconds, short, took, words } from "./format.js";
+import { day, dollars, int, seconds, short, took, words } from "./format.js";
 import { state } from "./store.js";
 import { VirtualList } from "./virtual.js";
 
@@ -13,7 +13,7 @@ let choose = null;
 export function setUpExecutions(onChoose) {
   choose = onChoose;
   const box = h("div.exec-rows", { role: "listbox", tabindex: "0", "aria-label": "Executions", id: "exec-rows" });
-  fill($("executions"), h("div.pane-head", null, h("span", null, "Executions"), h("span.cols", null, "score · calls · cost")), box);
+  fill($("executions"), h("div.pane-head", null, h("span", null, "Executions"), h("span.cols", null, "score · calls · cost or time")), box);
   list = new VirtualList(box, ROW, row);
   box.addEventListener("keydown", (event) => {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -43,8 +43,7 @@ function row(one, place) {
   h("div.line", null, h("b", null, name), h("span.grow"), score(one)),
   h("div.line.dim", null,
     h("code", null, short(one.execution_id)), ended(one), h("span.grow"),
-    h("span", null, int(one.num_calls)), one.num_bad_calls ? h("span.bad", null, `(${int(one.num_bad_calls)})`) : null,
-    h("span", { title: `${int(one.num_tokens)} tokens` }, amount(one.num_tokens)),
+    one.num_bad_calls ? h("span.bad", null, `${int(one.num_bad_calls)} bad`) : null, h("span", { title: `${int(one.num_calls)} calls, ${int(one.num_tokens)} tokens` }, int(one.num_calls)),
     h("span.cost", null, one.cost === null ? lasted : dollars(one.cost))));
 }
 

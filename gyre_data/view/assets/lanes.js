@@ -9,6 +9,7 @@ import { hideTip, showTip } from "./tip.js";
 const GUTTER = 140;
 const TALL = 74;
 const LOW = 34;
+const LEAST = 24; // of lanes that are never trained
 const AXIS = 18;
 let byTime = true;
 
@@ -35,11 +36,11 @@ function draw() {
   const scale = makeScale(e, width);
   const top = Math.max(1, ...e.calls.map((call) => e.context(call) || 0));
   const tops = new Map();
-  let y = 4;
+  let y = 2;
   for (const lane of e.everyLane) {
-    const height = lane.kind === "main" || e.everyLane.length === 1 ? TALL : LOW;
+    const height = lane.kind === "main" || e.everyLane.length === 1 ? TALL : lane.kind === "sub_agent" ? LOW : LEAST;
     tops.set(lane, { y, height });
-    y += height + 6;
+    y += height + 4;
   }
   const svg = s("svg", { width, height: y + AXIS, role: "img", "aria-label": `${e.everyLane.length} lanes; the tree lists the same calls` });
   axis(svg, scale, width, y);
@@ -91,7 +92,7 @@ function drawLane(svg, e, lane, { y, height }, scale, top) {
   const name = s("text", { x: 10, y: y + 13, class: `lane-name${lane.kind === "unknown" ? " bad" : ""}` }, laneName(lane));
   name.append(s("title", null, `${laneName(lane)}${lane.title ? `: ${lane.title}` : ""}`));
   const peak = Math.max(0, ...lane.segments.flatMap(callsOf).map((n) => e.context(e.call(n)) || 0));
-  svg.append(name, s("text", { x: 10, y: y + 26, class: "tick" }, `${int(lane.num_calls)} · ${amount(peak)}`));
+  svg.append(name, height === LEAST ? "" : s("text", { x: 10, y: y + 26, class: "tick" }, `${int(lane.num_calls)} calls, ${amount(peak)}`));
   const blocks = { good: "", bad: "", summary: "" };
   lane.segments.forEach((segment) => {
     const numbers = callsOf(segment);

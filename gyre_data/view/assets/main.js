@@ -85,7 +85,7 @@ function take(loaded) {
 
 /** The newest call of the main agent, else the newest of all. */
 function firstShown(e) {
-  const main = [...e.calls].reverse().find((call) => call.agent_role === "main" && call.output_node);
+  const main = [...e.calls].reverse().find((call) => call.agent_role === "main" && call.output_node && !e.bad(call));
   return (main || e.calls[e.calls.length - 1])?.number ?? null;
 }
 
@@ -118,7 +118,7 @@ function wire() {
     tell("side");
   });
   on("compare", compare);
-  on("mark", (mark) => {
+  on("compare-with", (mark) => {
     state.mark = mark;
     show("diff");
   });
@@ -243,7 +243,9 @@ async function refresh() {
     state.node = node === null ? null : loaded.index.get(node) ?? null;
     tell("refreshed");
   }
-  await counts();
+  // What needs every tree is counted once it has been quiet for a while.
+  clearTimeout(refresh.later);
+  refresh.later = setTimeout(counts, 1500);
 }
 
 function stored() {

@@ -72,7 +72,7 @@ export class Execution {
 
   /** First line of what a node says. */
   preview(i) {
-    const found = (this.nodes[i].messages || []).map((n) => this.raw.previews[n]).filter(Boolean);
+    const found = (this.nodes[i].messages || []).map((n) => this.raw.lines[n]).filter(Boolean);
     return found.length ? { ...found[0], tools: found.flatMap((p) => p.tools) } : null;
   }
 

@@ -25,7 +25,7 @@ function draw() {
 const section = (title, body) => (body ? h("section", null, h("h3", null, title), body) : null);
 
 function admitted(admission, group) {
-  if (!admission) return h("p.dim", null, state.figures ? "not judged" : "being counted …");
+  if (!admission) return h("p.dim", null, state.figures ? `not judged: ${state.figures.not_judged || "it holds no call"}` : "being counted …");
   if (!admission.admitted) return h("p.bad", null, `not admitted: ${words(admission.reason)}. ${admission.detail}`);
   return h("p", null, `admitted with ${int(admission.owned_tokens)} tokens, reward ${number(admission.reward)}, advantage ${number(admission.advantage)}`,
     group ? `; group ${group.group_id}: mean ${number(group.mean)}, std ${number(group.std)} over ${group.num_valid} of ${group.num_executions}` : "");

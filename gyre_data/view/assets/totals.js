@@ -23,14 +23,14 @@ export function showTotals() {
       bad(failed, "evaluator failed"), bad(interrupted, "interrupted"), unscored > 0 ? `${int(unscored)} without score` : null),
     part("calls", int(run.calls.total),
       ...Object.entries(status).filter(([name]) => name !== "ok").map(([name, n]) => bad(n, words(name))),
-      stats ? bad(stats.calls_undelivered, "undelivered") : null, bad(unknown, "of unknown role")),
+      stats ? bad(stats.calls_undelivered, "undelivered") : null, bad(unknown, "unknown role")),
     part("tokens", amount(sum("num_tokens")), `${amount(sum("num_sampled_tokens"))} sampled`),
     part("nodes", stats ? int(stats.message_nodes) : "…",
-      stats ? `${int(stats.occurrences)} if expanded` : null,
-      stats && stats.sharing ? `shared ${stats.sharing.toFixed(2)}x` : null,
+      stats ? `${int(stats.occurrences)} expanded` : null,
+      stats && stats.sharing ? `${stats.sharing.toFixed(2)}x` : null,
       stats ? bad(stats.false_forks, stats.false_forks === 1 ? "FALSE fork" : "FALSE forks") : null),
     part("trained", stats ? amount(stats.kept_tokens) : "…",
-      stats ? `${int(stats.trajectories_kept)} of ${many(stats.trajectories, "trajectory", "trajectories")}` : null),
+      stats ? `${int(stats.trajectories_kept)} of ${many(stats.trajectories, "path")}` : null),
     priced.length ? part("list price", dollars(priced.reduce((n, e) => n + e.cost, 0))) : null);
 }
 

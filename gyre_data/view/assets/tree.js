@@ -133,7 +133,6 @@ function element(row, place) {
     id: `row-${place}`, role: "treeitem", class: `${row.kind}${on ? " on" : ""}`,
     "aria-level": row.level, "aria-selected": on, "aria-expanded": isFold ? !isFolded(row) : null,
     onclick: (event) => (event.target.closest(".fold") ? fold(row, !isFolded(row)) : pick(row)),
-    ondblclick: () => isFold && fold(row, !isFolded(row)),
     style: { "--level": row.level - 1 },
   },
   h("span.fold", { "aria-hidden": "true" }, isFold ? (isFolded(row) ? "▸" : "▾") : ""),
@@ -187,7 +186,7 @@ export function opening(segment, total) {
   if (how.kind === "summary") return [h("span.tag.cut", null, "summary"), h("b", null, span), count];
   if (how.kind === "conversation") return [h("span.tag", null, "conversation"), h("b", null, span), count];
   const what = how.false ? h("span.tag.badtag", null, "FALSE fork") : h("span.tag", null, `fork${how.at ? ` @c${how.at}` : ""}`);
-  const why = how.false ? how.check : words(how.reason);
+  const why = how.false ? how.check : how.reason ? words(how.reason) : "";
   return [what, h("b", null, span), h("span", null, why), how.tokens_lost ? h("span.dim", null, `${amount(how.tokens_lost)} not reused`) : null, count];
 }
 
