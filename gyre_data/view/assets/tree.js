@@ -98,9 +98,10 @@ function parentRow(key, kind, more, children, foldAtFirst) {
   return { key, kind, children, foldAtFirst, total, ...more };
 }
 
+/** Draw the rows; `follow` brings the selected one into view, out of what hides it when it is a call. */
 function draw(follow) {
   if (!state.execution) return;
-  if (follow) openTo(state.call, state.node);
+  if (follow && !/^(lane|segment):/.test(state.row || "")) openTo(state.call, state.node);
   rows = build();
   const active = rows.findIndex(isActive);
   list.set(rows, active);
