@@ -20,12 +20,13 @@ __all__ = ["execution_lines", "labelled", "run_lines"]
 _WRONG, _QUIET, _GOOD = "bold red", "dim", "green"
 _LABEL = 11
 _MOST_ROWS = 40
+_NEVER_RL = (Reason.TEXT_ONLY, Reason.HOSTED, Reason.NO_LOGPROBS)
 _LEVELS = (("executions", "executions"), ("calls", "calls"), ("trajectories", "trajectories"))
 
 
 def labelled(label: str, parts: Sequence[str | Text], width: int) -> Iterator[Text]:
     """`label      part  part`, going on under its own text when the line is full."""
-    head = Text(f"{label:<{_LABEL}}", style="bold" if label else "")
+    head = Text.assemble((f"{label:<{_LABEL}}", "bold"))
     told = [Text(part) if isinstance(part, str) else part for part in parts]
     if told:
         told[0] = head + told[0]
@@ -46,6 +47,8 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
         yield from wrapped(
             Text(f"no reward chosen: {found.note}; name it: --evaluator NAME", style=_WRONG), width, indent=2
         )
+    if not tokens and (why := _untrainable(found)):
+        yield from wrapped(Text(f"RL can train on none of it: {why}; SFT can", style=_WRONG), width, indent=2)
     groups = {group.group_id: group for group in found.groups}
     members: dict[str | None, list[Verdict]] = {}
     for verdict in found.verdicts:
@@ -64,6 +67,13 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     left = next((v for v in found.verdicts if not v.trained), None) or next(iter(found.verdicts), None)
     if left is not None:
         yield Text(f"one of them: gyre explain {where} {shorts[left.execution_id]}", style=_QUIET)
+
+
+def _untrainable(found: RunExplained) -> str | None:
+    """What no score and no other setting would mend: how the run was recorded."""
+    named = [(found.counts["calls"].get(reason, 0), reason) for reason in _NEVER_RL]
+    number, reason = max(named)
+    return f"{RULES[reason]} ({counted(number, 'call')})" if number else None
 
 
 def _group_head(group_id: str | None, group: GroupExplained | None, verdicts: Sequence[Verdict]) -> list[Text]:

@@ -174,15 +174,15 @@ def _height(item: _Item) -> int:
 
 def _lane(shown: Outline, lane: Lane, every: bool) -> _Item:
     """An agent: its figures are those of all lines below it, the sub-agents that it started too."""
-    label = Text(_lane_name(lane), style=_WRONG if lane.kind == "unknown" else "bold")
+    label = Text.assemble((_lane_name(lane), _WRONG if lane.kind == "unknown" else "bold"))
     if lane.spawned_at is not None:
-        label.append(f" from c{lane.spawned_at}", style="not bold")
+        label.append(f" from c{lane.spawned_at}")
     elif lane.kind == "sub_agent":
-        label.append(" from an unknown call", style="not bold")
+        label.append(" from an unknown call")
     below = tuple(_children(shown, lane, every))
     one_run = lane.kind == "sub_agent" and len(below) == 1 and not below[0].below
     if one_run or lane.kind in _FOLDED:
-        label.append(f"  {_span(lane.calls)}", style="not bold")
+        label.append(f"  {_span(lane.calls)}")
         below = () if one_run else below
     return _Item(label=label, figures=_figures(shown, lane.subtree), title=lane.title, below=below)
 
@@ -261,8 +261,8 @@ def _status(shown: Outline, event: dict[str, Any]) -> str:
 
 
 def _compaction(opening: dict[str, Any]) -> Text:
-    told = Text("compaction", style="bold magenta")
-    told.append(f" {_at(opening)}  {amount(opening['tokens_before'])} > {amount(opening['tokens_after'])}", style="")
+    told = Text.assemble(("compaction", "bold magenta"))
+    told.append(f" {_at(opening)}  {amount(opening['tokens_before'])} > {amount(opening['tokens_after'])}")
     parts = [f"summary {amount(opening['summary_tokens'])}"]
     if opening["copied_tokens"]:
         parts.append(f"copied turns {amount(opening['copied_tokens'])} = context only")
@@ -276,12 +276,12 @@ def _fork(opening: dict[str, Any]) -> Text:
     if opening["kind"] == "summary":
         return Text(f"summary of what came before, forks {_at(opening)}")
     if opening["false"]:
-        told = Text("FALSE fork", style=_WRONG)
+        told = Text.assemble(("FALSE fork", _WRONG))
         told.append(
             f" {_at(opening)}  check: {opening['check']}; {amount(opening['tokens_lost'])} tok lost", style=_WRONG
         )
         return told
-    told = Text("fork", style="bold yellow")
+    told = Text.assemble(("fork", "bold yellow"))
     told.append(f" {_at(opening)}  {opening['reason'] or 'no reason recorded'}, real")
     if opening["first_difference_message"] is not None:
         told.append(f"; first diff message {opening['first_difference_message']}")
@@ -318,16 +318,16 @@ def _aligned(rows: list[_Row], width: int) -> Iterator[Text]:
     figured = [len(_guide(r.depth)) + len(r.label) + (len(r.title) + 3 if r.title else 0) for r in rows if r.figures]
     left = min(max(figured, default=0), room)
     for row in rows:
-        line = Text(_guide(row.depth), style=_QUIET)
+        line = Text.assemble((_guide(row.depth), _QUIET))
         line.append_text(row.label)
         if not row.figures:
-            yield from wrapped(line, width, guide=Text(_below(row.depth), style=_QUIET))
+            yield from wrapped(line, width, guide=Text.assemble((_below(row.depth), _QUIET)))
             continue
         if row.title and left - len(line) >= _LEAST_TITLE:
             line.append(f' "{shorten(row.title, left - len(line) - 3, placeholder=" ...")}"', style=_QUIET)
         if len(line) > left:
             yield line
-            line = Text(_below(row.depth), style=_QUIET)
+            line = Text.assemble((_below(row.depth), _QUIET))
         line.append(" " * (left - len(line)))
         for figure, size in zip(row.figures, sizes, strict=False):
             line.append(f"  {figure:>{size}}", style=_QUIET if figure.endswith("trained") else "")
