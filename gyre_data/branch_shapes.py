@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from .distributions import Distribution, distribution
-from .node_rows import node_rows
+from .node_rows import NodeRows, node_rows
 from .tree import Tables
 
 __all__ = ["BranchShape", "branch_shapes"]
+
+Values = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,46 +45,47 @@ class BranchShape:
 
 def branch_shapes(runs: Sequence[Tables]) -> tuple[BranchShape, ...]:
     """Shapes over runs together, most frequent reason first."""
-    parts = [part for run in runs if len(run.table("calls")) for part in _of_run(run)]
-    reasons: dict[str, list[pa.Table]] = {}
-    for reason, rows in parts:
-        reasons.setdefault(reason, []).append(rows)
-    shapes = [_shape(reason, pa.concat_tables(tables)) for reason, tables in sorted(reasons.items())]
+    parts = [_of_run(node_rows(run)) for run in runs if len(run.table("calls"))]
+    if not parts:
+        return ()
+    reason_B, *figures = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    reasons = sorted(set(reason_B.tolist()))
+    shapes = [_shape(reason, *(figure[reason_B == reason] for figure in figures)) for reason in reasons]
     return tuple(sorted(shapes, key=lambda shape: -shape.branches))
 
 
-def _shape(reason: str, rows: pa.Table) -> BranchShape:
-    with_nodes = rows.filter(pc.is_valid(rows.column("shared")))
-    values = {name: with_nodes.column(name).to_numpy() for name in ("shared", "tokens", "calls")}
+def _shape(
+    reason: str, first_B: Values, shared_B: Values, tokens_B: Values, calls_B: Values, lost_B: Values
+) -> BranchShape:
+    own_B = first_B >= 0
     return BranchShape(
         reason=reason,
-        branches=len(rows),
-        without_nodes=len(rows) - len(with_nodes),
-        shared_tokens=distribution(values["shared"], "tokens"),
-        branch_tokens=distribution(values["tokens"], "tokens"),
-        branch_calls=distribution(values["calls"], "calls"),
-        tokens_lost=pc.sum(rows.column("lost")).as_py() or 0,
+        branches=len(own_B),
+        without_nodes=int((~own_B).sum()),
+        shared_tokens=distribution(shared_B[own_B], "tokens"),
+        branch_tokens=distribution(tokens_B[own_B], "tokens"),
+        branch_calls=distribution(calls_B[own_B], "calls"),
+        tokens_lost=int(lost_B.sum()),
     )
 
 
-def _of_run(run: Tables) -> list[tuple[str, pa.Table]]:
-    nodes = node_rows(run)
+def _of_run(nodes: NodeRows) -> tuple[Values, ...]:
+    """Of each branch: reason, its first own node (-1: none), tokens above that, tokens and calls below, tokens lost."""
     calls = nodes.calls
+    checks, reasons = calls.column("fork_check").is_valid().to_numpy(), calls.column("branch_reason").to_pylist()
+    reason_C = np.array(["false" if false else reason for false, reason in zip(checks, reasons, strict=True)], object)
+    branch_B = np.flatnonzero([reason is not None for reason in reason_C])
     # A call's own nodes are one chain: the first of them is the least deep.
     first_C = np.full(len(calls), -1, np.int64)
     deepest_first = np.argsort(-nodes.depth_N, kind="stable")
     first_C[nodes.call_N[deepest_first]] = deepest_first
-    tokens_N, start_N = nodes.below(nodes.num_tokens_N), nodes.column("start_pos").to_numpy()
     leaf = nodes.place(pc.coalesce(calls.column("output_node"), calls.column("prompt_node")))
-    calls_N = nodes.below(np.bincount(leaf[leaf >= 0], minlength=len(nodes)))
-    missing_C = first_C < 0
-    at_C = np.where(missing_C, 0, first_C)
-    figures = {
-        name: pa.array(values[at_C] if len(values) else np.zeros(len(calls), np.int64), pa.int64(), mask=missing_C)
-        for name, values in (("shared", start_N), ("tokens", tokens_N), ("calls", calls_N))
-    }
-    whole = pa.table({**figures, "lost": calls.column("tokens_lost")})
-    false = pc.is_valid(calls.column("fork_check"))
-    reason = pc.if_else(false, "false", calls.column("branch_reason"))
-    names = pc.unique(reason).drop_null().to_pylist()
-    return [(name, whole.filter(pc.fill_null(pc.equal(reason, name), False))) for name in names]
+    columns = (
+        nodes.column("start_pos").to_numpy(),
+        nodes.below(nodes.num_tokens_N),
+        nodes.below(np.bincount(leaf[leaf >= 0], minlength=len(nodes))),
+    )
+    first_B = first_C[branch_B]
+    figures = [column[first_B] if len(column) else np.zeros(len(first_B), np.int64) for column in columns]
+    lost_C = pc.fill_null(calls.column("tokens_lost"), 0).to_numpy()
+    return reason_C[branch_B], first_B, *figures, lost_C[branch_B]
