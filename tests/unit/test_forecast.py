@@ -37,8 +37,18 @@ def trainer_trees(run: Forest, j_max: int | None) -> list[TreeInput]:
     return trees
 
 
+def siblings() -> Forest:
+    """Two sampled answers to one prompt, and a path whose last turn is not trainable."""
+    run = Forest()
+    e = run.execution(group="g")
+    a = e.call(new=[("system", 9), ("user", 3)], output=5)
+    e.retry(a, output=6)
+    e.call(after=a, new=[("tool", 7)], output=4, temperature=0.0)
+    return run
+
+
 @pytest.mark.parametrize("j_max", [1, 3, None])
-@pytest.mark.parametrize("made", [published_case, busy_case])
+@pytest.mark.parametrize("made", [published_case, busy_case, siblings])
 def test_it_is_what_the_trainer_would_lay_out(made: object, j_max: int | None) -> None:
     run: Forest = made()  # type: ignore[operator]
     found = forecast(run, MODEL).cap(j_max)
@@ -98,6 +108,13 @@ def test_pairs() -> None:
     dense = training_flops(windowed, tokens=0, pairs=28, logit_rows=0, window_pairs=28)
     assert dense == 3 * 2 * 2 * 8 * 2 * 28
     assert training_flops(windowed, tokens=0, pairs=28, logit_rows=0, window_pairs=18) == dense * 46 // 56
+
+
+def test_a_mixture_keeps_a_copy_of_the_input_per_expert() -> None:
+    sizes = {"num_layers": 2, "hidden": 8, "ffn": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "vocab": 9}
+    mixture = ModelShape(**sizes, num_experts=4, experts_per_token=2, expert_ffn=6, shared_ffn=5)
+    inner = 3 * (2 * 6 + 5) + 2 * 8
+    assert activation_bytes(mixture, 1, recompute=False) == 2 * 2 * (4 * 8 + 3 * 8 + inner)
 
 
 def test_activations_are_the_published_34_h_without_the_two_dropout_masks() -> None:

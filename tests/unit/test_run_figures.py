@@ -177,14 +177,15 @@ def test_staleness_of_what_a_trainer_consumed() -> None:
     other = dispatched(run, "g3", "elsewhere", 1, ("old", 9))  # old:9 is younger than the fork at old:5
     trained(trainer, 1, ("old", 5), [a, b])
     trained(trainer, 2, ("run", 1), [])
-    trained(trainer, 3, ("run", 2), [c, other])
+    late = dispatched(run, "g4", "old", 4, ("run", 1))  # old:4, old:5, run:1, run:2: three steps
+    trained(trainer, 3, ("run", 2), [c, other, late])
     found = staleness([run], trainer=trainer)
     assert found.basis == "consumed"
-    assert (found.groups, found.executions_unknown) == (2, 1)
-    assert found.group_mean == pytest.approx(((0 + 2) / 2 + 1) / 2)  # step 3 sees run:2; c was dispatched at run:1
-    assert found.group_max == 2
-    assert (found.tokens, found.tokens_unknown) == (30, 10)
-    assert found.token_mean == pytest.approx((0 + 1 + 0) / 3)
+    assert (found.groups, found.executions_unknown) == (3, 1)
+    assert found.group_mean == pytest.approx(((0 + 2) / 2 + 1 + 3) / 3)  # step 3 sees run:2; c was dispatched at run:1
+    assert found.group_max == 3
+    assert (found.tokens, found.tokens_unknown) == (40, 10)
+    assert found.token_mean == pytest.approx((0 + 1 + 0 + 1) / 4)
     assert (found.token_max, found.newest) == (1, None)
 
 

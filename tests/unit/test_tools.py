@@ -96,6 +96,18 @@ def test_ids_that_the_proxy_minted_name_the_node(wire: str, number: int, name: s
     assert tools_of(run)[UNKNOWN_TOOL].result_tokens == 5
 
 
+def test_messages_that_share_a_node_share_its_tokens() -> None:
+    run = Forest()
+    e = run.execution(group="g")
+    a = e.call(output=3)
+    say(e, a, tool_calls=[call("Bash", {}, "t1"), call("Read", {}, "t2")])
+    both = [
+        blob(run, {"role": "tool", "content": text, "tool_call_id": n})[0] for text, n in (("x", "t1"), ("y", "t2"))
+    ]
+    e.call(after=a, new=[("tool", 30, {"message_blobs": tuple(both)})])
+    assert [tools_of(run)[name].result_tokens for name in ("Bash", "Read")] == [15, 15]
+
+
 def test_what_cannot_be_named_is_said() -> None:
     run = Forest()
     e = run.execution(group="g")
