@@ -40,10 +40,14 @@ def members(kind: type[StrEnum]) -> tuple[StrEnum, ...]:
     return tuple(kind)
 
 
-@cache
 def code_of(member: StrEnum) -> int:
     """Code of one member: its place in its enum."""
-    return members(type(member)).index(member)
+    return _places(type(member))[member]  # not cached by member: members of two enums may be equal as strings
+
+
+@cache
+def _places(kind: type[StrEnum]) -> dict[StrEnum, int]:
+    return {member: place for place, member in enumerate(kind)}
 
 
 @cache

@@ -15,18 +15,25 @@ Definitions, so that two people count the same:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from .eligible import candidates, eligibility
+from .columns import Codes, Rows, code_of, members
+from .depth_first import subtree_sums
+from .eligible import candidate_leaves, eligibility
 from .links import SUMMARIES
-from .ownership import keep
-from .schema import Author, BranchReason, CallStatus, DeliveryState, NodeKind
+from .ownership import kept_trajectories
+from .schema import AgentRole, Author, BranchReason, CallStatus, DeliveryState, NodeKind
 from .tree import Forest, Tables, Tree
 
-__all__ = ["TreeCounts", "count_run", "count_tree"]
+__all__ = ["TreeCounts", "added_up", "count_run", "count_tree"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,94 +121,110 @@ class TreeCounts:
 
 def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
     """Count one execution's tree."""
-    judged = eligibility(tree)
-    paths = [candidate.path for candidate in candidates(tree, judged)]
-    kept, _ = keep(tree, judged, j_max=j_max)
-    message_N = ((tree.kind_N == NodeKind.PROMPT) & (tree.author_N != Author.TEMPLATE)) | (
-        tree.kind_N == NodeKind.OUTPUT
+    judged, facts = eligibility(tree), tree.facts
+    leaves = candidate_leaves(judged)
+    kept = kept_trajectories(tree, judged, j_max=j_max)
+    prompt_N, output_N = (tree.kind_code_N == code_of(kind) for kind in (NodeKind.PROMPT, NodeKind.OUTPUT))
+    policy_N, provider_N, template_N = (
+        tree.author_code_N == code_of(author) for author in (Author.POLICY, Author.PROVIDER, Author.TEMPLATE)
     )
-    times_N = np.zeros(len(tree), np.int64)
-    for path in paths:
-        times_N[path] += 1
-    tokens_N = tree.num_tokens_N
-    false = [call for call in tree.calls if call.fork_check is not None]
-    states = [tree.delivery.get(call.call_id) for call in tree.calls]
+    message_N = (prompt_N & ~template_N) | output_N
+    times_N = subtree_sums(np.bincount(leaves, minlength=len(tree)), tree.end_N)
+    tokens_N, length_N = tree.num_tokens_N, tree.start_pos_N + tree.num_tokens_N
+    status_C = facts.codes("status", CallStatus)
+    lost_C = np.isin(tree.delivery_C, [code_of(DeliveryState.UNDELIVERED), code_of(DeliveryState.ABANDONED)])
+    false_C = facts.given("fork_check")
     return TreeCounts(
-        calls=len(tree.calls),
-        calls_failed=sum(call.status == CallStatus.FAILED for call in tree.calls),
-        calls_aborted=sum(call.status == CallStatus.ABORTED for call in tree.calls),
-        calls_undelivered=sum(s in (DeliveryState.UNDELIVERED, DeliveryState.ABANDONED) for s in states),
-        calls_delivery_unknown=sum(
-            s is None and c.status == CallStatus.OK for s, c in zip(states, tree.calls, strict=True)
-        ),
-        turns=sum(call.prompt_node is not None for call in tree.calls),
+        calls=len(facts),
+        calls_failed=int((status_C == code_of(CallStatus.FAILED)).sum()),
+        calls_aborted=int((status_C == code_of(CallStatus.ABORTED)).sum()),
+        calls_undelivered=int(lost_C.sum()),
+        calls_delivery_unknown=int(((tree.delivery_C < 0) & (status_C == code_of(CallStatus.OK))).sum()),
+        turns=int((tree.prompt_C >= 0).sum()),
         nodes=len(tree),
         message_nodes=int(message_N.sum()),
-        trajectories=len(paths),
+        trajectories=len(leaves),
         trajectories_kept=len(kept),
         trajectory_message_nodes=int((message_N & (times_N > 0)).sum()),
         occurrences=int(times_N[message_N].sum()),
         distinct_tokens=tree.num_tokens,
         counted_tokens=int(tokens_N[tree.counted_N].sum()),
-        prompt_tokens=sum(call.prompt_tokens or 0 for call in tree.calls),
+        prompt_tokens=int(facts.ints("prompt_tokens").sum()),
         trajectory_tokens=int(tokens_N[times_N > 0].sum()),
         expanded_tokens=int((tokens_N * times_N).sum()),
-        sampled_tokens=int(tokens_N[(tree.author_N == Author.POLICY) | (tree.author_N == Author.PROVIDER)].sum()),
+        sampled_tokens=int(tokens_N[policy_N | provider_N].sum()),
         trainable_tokens=int(tokens_N[judged.trainable_N].sum()),
         kept_tokens=sum(t.num_owned for t in kept),
-        false_forks=len(false),
-        false_fork_tokens=sum(call.tokens_lost or 0 for call in false),
-        false_fork_checks=Counter((call.fork_check or "").partition(":")[0] for call in false),
-        changed_echoes=Counter(call.echo_difference for call in tree.calls if call.echo_difference is not None),
+        false_forks=int(false_C.sum()),
+        false_fork_tokens=int(facts.ints("tokens_lost")[false_C].sum()),
+        false_fork_checks=Counter(check.partition(":")[0] for check in facts.told("fork_check")),
+        changed_echoes=Counter(facts.told("echo_difference")),
         forks=_forks(tree),
         role_tokens=_role_tokens(tree),
-        author_tokens=_author_tokens(tree),
-        role_calls=Counter(str(call.agent_role) for call in tree.calls),
-        version_tokens=_version_tokens(tree),
-        not_trained=Counter(str(reason) for reason, _ in judged.reasons.values()),
-        trajectory_lengths=tuple(int(tokens_N[path].sum()) for path in paths),
+        author_tokens=_tally(Author, tree.author_code_N, tokens_N),
+        role_calls=_tally(AgentRole, facts.codes("agent_role", AgentRole)),
+        version_tokens=_version_tokens(tree, np.flatnonzero(policy_N)),
+        not_trained=Counter(judged.count_reasons()),
+        trajectory_lengths=tuple(length_N[leaves].tolist()),
     )
+
+
+def _tally(kind: type[StrEnum], codes: Codes, weights: Rows | None = None) -> Counter[str]:
+    """How often each spelling occurs, or the sum of its weights."""
+    sums = np.bincount(codes, weights=weights, minlength=len(members(kind))).astype(np.int64)
+    return Counter({str(members(kind)[code]): int(sums[code]) for code in np.unique(codes).tolist()})
 
 
 def _forks(tree: Tree) -> Counter[str]:
-    return Counter(
-        "summary"
-        if call.branch_reason == BranchReason.COMPACTION and call.agent_role in SUMMARIES
-        else str(call.branch_reason)
-        for call in tree.calls
-        if call.branch_reason is not None and call.fork_check is None
-    )
+    reason_C, role_C = tree.facts.codes("branch_reason", BranchReason), tree.facts.codes("agent_role", AgentRole)
+    summed_C = (reason_C == code_of(BranchReason.COMPACTION)) & np.isin(role_C, [code_of(role) for role in SUMMARIES])
+    real_C = (reason_C >= 0) & ~tree.facts.given("fork_check")
+    found = _tally(BranchReason, reason_C[real_C & ~summed_C])
+    if (summaries := int((real_C & summed_C).sum())) > 0:
+        found["summary"] = summaries
+    return found
 
 
 def _role_tokens(tree: Tree) -> Counter[str]:
-    role = {call.call_id: str(call.agent_role) for call in tree.calls}
+    """By the role of the call that added them; a node of a call that was never committed is of an unknown one."""
+    role_C1 = np.append(tree.facts.codes("agent_role", AgentRole), np.int8(code_of(AgentRole.UNKNOWN)))
+    return _tally(AgentRole, role_C1[tree.call_N], tree.num_tokens_N)
+
+
+def _version_tokens(tree: Tree, sampled: Rows) -> Counter[str]:
+    spans = tree.version_spans(sampled)
     found: Counter[str] = Counter()
-    for call_id, num_tokens in zip(tree.call_of_N, tree.num_tokens_N.tolist(), strict=True):
-        found[role.get(call_id, "unknown")] += num_tokens
-    return found
-
-
-def _author_tokens(tree: Tree) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for author, num_tokens in zip(tree.author_N, tree.num_tokens_N.tolist(), strict=True):
-        found[str(author)] += num_tokens
-    return found
-
-
-def _version_tokens(tree: Tree) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for i in np.flatnonzero(tree.author_N == Author.POLICY).tolist():
-        spans = tree.versions(i)
-        if spans is None:
-            found["unknown"] += int(tree.num_tokens_N[i])
-        for span in spans or ():
-            found[f"{span.policy_id}:{span.n}"] += span.end - span.start
+    unknown = np.asarray(pc.is_null(spans).to_numpy(), np.bool_)
+    if unknown.any():
+        found["unknown"] = int(tree.num_tokens_N[sampled[unknown]].sum())
+    flat = pc.list_flatten(spans)
+    if not len(flat):
+        return found
+    policy, number, start, end = (pc.struct_field(flat, name) for name in ("policy_id", "n", "start", "end"))
+    rows = pa.table({"policy": policy, "n": number, "tokens": pc.subtract(end, start)})
+    for row in rows.group_by(["policy", "n"], use_threads=False).aggregate([("tokens", "sum")]).to_pylist():
+        found[f"{row['policy']}:{row['n']}"] += row["tokens_sum"]
     return found
 
 
 def count_run(run: Tables, *, j_max: int | None = 5) -> TreeCounts:
     """Count every tree of a run, added up."""
-    forest, total = Forest(run), TreeCounts()
-    for execution_id in forest.execution_ids:
-        total += count_tree(forest.tree(execution_id), j_max=j_max)
-    return total
+    forest = Forest(run)
+    return added_up(count_tree(forest.tree(execution_id), j_max=j_max) for execution_id in forest.execution_ids)
+
+
+def added_up(parts: Iterable[TreeCounts]) -> TreeCounts:
+    """The sum of many counts, in time linear in their number."""
+    parts, sums = list(parts), dict[str, Any]()
+    for name in (f.name for f in fields(TreeCounts)):
+        values = [getattr(part, name) for part in parts]
+        match getattr(TreeCounts(), name):
+            case int():
+                sums[name] = sum(values)
+            case tuple():
+                sums[name] = tuple(chain.from_iterable(values))
+            case Counter():
+                sums[name] = Counter[str]()
+                for value in values:
+                    sums[name].update(value)
+    return TreeCounts(**sums)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Literal
 
 import numpy as np
 
+from .depth_first import path_sums
 from .eligible import ROLE_ORDER, Candidate, Eligibility, candidates
 from .reasons import Reason
 from .schema import AgentRole
 from .tree import Tree
 from .types import Ints
 
-__all__ = ["AdmittedTrajectory", "Count", "Exclusion", "keep"]
+__all__ = ["AdmittedTrajectory", "Count", "Exclusion", "keep", "kept_trajectories"]
 
 Count = Literal["once", "per_row"]
 """Whether a sampled token is trained once, by its owner, or in every kept trajectory that holds it."""
@@ -61,27 +61,51 @@ def keep(
     By role first, then most trainable tokens not yet owned, then time: so the kept list for a smaller `j_max` is a
     prefix of the list for a larger one.
     """
+    kept, left_out = _choose(tree, judged, j_max, role_order, count)
+    calls = [
+        Exclusion(execution_id=tree.execution_id, call_id=call_id, reason=reason, detail=detail)
+        for call_id, (reason, detail) in sorted(judged.reasons.items())
+    ]
+    return kept, calls + left_out
+
+
+def kept_trajectories(tree: Tree, judged: Eligibility, *, j_max: int | None = 5) -> tuple[AdmittedTrajectory, ...]:
+    """The kept trajectories alone, without a word on what is left out: for counting."""
+    return _choose(tree, judged, j_max, ROLE_ORDER, "once")[0]
+
+
+def _choose(
+    tree: Tree, judged: Eligibility, j_max: int | None, role_order: Sequence[AgentRole], count: Count
+) -> tuple[tuple[AdmittedTrajectory, ...], list[Exclusion]]:
+    """The kept trajectories, and the candidates that are not among them."""
     rank = {role: number for number, role in enumerate(role_order)}
-    left = [c for c in candidates(tree, judged) if c.role in rank]
+    every = candidates(tree, judged)
+    left = [c for c in every if c.role in rank]
     out = [
         _exclude(tree, c, Reason.ROLE_NOT_WANTED, f"role {c.role} is not in role_order")
-        for c in candidates(tree, judged)
+        for c in every
         if c.role not in rank
     ]
     tokens_N = np.where(judged.trainable_N, tree.num_tokens_N, 0)
     free_N = tokens_N.copy()
+    started_C = tree.facts.started_us
     kept: list[AdmittedTrajectory] = []
 
-    def place(c: Candidate) -> tuple[int, int, datetime, str]:
-        return rank[c.role], -int(free_N[c.path].sum()), c.call.started_at, tree.node_id[c.leaf]
+    def by_place(some: list[Candidate]) -> list[Candidate]:
+        """Best first, as things are owned now."""
+        free = path_sums(free_N, tree.end_N)
+        return sorted(
+            some, key=lambda c: (rank[c.role], -int(free[c.leaf]), int(started_C[c.number]), tree.node_id[c.leaf])
+        )
 
-    def owned_by(c: Candidate) -> Ints:
-        return c.path[(free_N if count == "once" else tokens_N)[c.path] > 0]
+    def owned_by(path: Ints) -> Ints:
+        return path[(free_N if count == "once" else tokens_N)[path] > 0]
 
     while left and (j_max is None or len(kept) < j_max):
-        best = min(left, key=place)
+        best = by_place(left)[0]
         left.remove(best)
-        owned = owned_by(best)
+        path = best.path
+        owned = owned_by(path)
         if not len(owned):
             out.append(_exclude(tree, best, Reason.NOTHING_NEW, _NOTHING_NEW))
             continue
@@ -90,23 +114,20 @@ def keep(
                 index=len(kept),
                 role=best.role,
                 leaf=best.leaf,
-                path=tuple(best.path.tolist()),
+                path=tuple(path.tolist()),
                 owned=tuple(owned.tolist()),
                 num_owned=int(tokens_N[owned].sum()),
             )
         )
-        free_N[best.path] = 0
-    for late in sorted(left, key=place):
-        if len(owned_by(late)):
-            detail = f"J_max {j_max} reached; {int(free_N[late.path].sum())} tokens without owner"
+        free_N[path] = 0
+    for late in by_place(left):
+        path = late.path
+        if len(owned_by(path)):
+            detail = f"J_max {j_max} reached; {int(free_N[path].sum())} tokens without owner"
             out.append(_exclude(tree, late, Reason.BEYOND_J_MAX, detail))
         else:
             out.append(_exclude(tree, late, Reason.NOTHING_NEW, _NOTHING_NEW))
-    calls = [
-        Exclusion(execution_id=tree.execution_id, call_id=call_id, reason=reason, detail=detail)
-        for call_id, (reason, detail) in sorted(judged.reasons.items())
-    ]
-    return tuple(kept), calls + out
+    return tuple(kept), out
 
 
 _NOTHING_NEW = "all its trainable tokens have an owner, or it has none"

@@ -24,7 +24,7 @@ __all__ = ["CALL_COLUMNS", "DELIVERY_COLUMNS", "CallColumns", "Calls", "latest_d
 CALL_COLUMNS = (
     "call_id", "agent_role", "continues_from", "spawned_by_node", "prompt_node", "output_node", "branch_reason",
     "fork_check", "echo_difference", "tokens_lost", "prompt_tokens", "temperature", "top_p", "top_k", "constrained",
-    "status", "started_at",
+    "status", "started_at", "upstream",
 )  # fmt: skip
 DELIVERY_COLUMNS = ("call_id", "state", "at")
 
@@ -61,6 +61,11 @@ class CallColumns:
         """Numbers of a column, NaN for null."""
         floats_C: npt.NDArray[np.float64] = self._once(name, lambda: floats(self.table.column(name)))
         return floats_C
+
+    def places(self, name: str) -> Rows:
+        """Place of the call of this execution that a column names; -1 where it names none of them."""
+        places_C: Rows = self._once(f"places of {name}", lambda: found_in(self.ids, self.table.column(name)))
+        return places_C
 
     def told(self, name: str) -> list[Any]:
         """Values of a column that are not null, in order."""
