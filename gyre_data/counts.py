@@ -161,34 +161,33 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         changed_echoes=Counter(facts.told("echo_difference")),
         forks=_forks(tree),
         role_tokens=_role_tokens(tree),
-        author_tokens=_tally(Author, tree.author_code_N, tokens_N),
-        role_calls=_tally(AgentRole, facts.codes("agent_role", AgentRole)),
+        author_tokens=_tally(members(Author), tree.author_code_N, tokens_N),
+        role_calls=_tally(members(AgentRole), facts.codes("agent_role", AgentRole)),
         version_tokens=_version_tokens(tree, np.flatnonzero(policy_N)),
         not_trained=Counter(judged.count_reasons()),
         trajectory_lengths=tuple(length_N[leaves].tolist()),
     )
 
 
-def _tally(kind: type[StrEnum], codes: Codes, weights: Rows | None = None) -> Counter[str]:
-    """How often each spelling occurs, or the sum of its weights."""
-    sums = np.bincount(codes, weights=weights, minlength=len(members(kind))).astype(np.int64)
-    return Counter({str(members(kind)[code]): int(sums[code]) for code in np.unique(codes).tolist()})
+def _tally(names: Iterable[str], codes: Codes, weights: Rows | None = None) -> Counter[str]:
+    """How often each code's name occurs, or the sum of its weights; in the order of their first place."""
+    sums = np.bincount(codes, weights=weights).astype(np.int64)
+    first, found = np.sort(np.unique(codes, return_index=True)[1]), tuple(names)
+    return Counter({str(found[code]): int(sums[code]) for code in codes[first].tolist()})
 
 
 def _forks(tree: Tree) -> Counter[str]:
     reason_C, role_C = tree.facts.codes("branch_reason", BranchReason), tree.facts.codes("agent_role", AgentRole)
     summed_C = (reason_C == code_of(BranchReason.COMPACTION)) & np.isin(role_C, [code_of(role) for role in SUMMARIES])
     real_C = (reason_C >= 0) & ~tree.facts.given("fork_check")
-    found = _tally(BranchReason, reason_C[real_C & ~summed_C])
-    if (summaries := int((real_C & summed_C).sum())) > 0:
-        found["summary"] = summaries
-    return found
+    names = (*members(BranchReason), "summary")
+    return _tally(names, np.where(summed_C, len(names) - 1, reason_C)[real_C])
 
 
 def _role_tokens(tree: Tree) -> Counter[str]:
     """By the role of the call that added them; a node of a call that was never committed is of an unknown one."""
     role_C1 = np.append(tree.facts.codes("agent_role", AgentRole), np.int8(code_of(AgentRole.UNKNOWN)))
-    return _tally(AgentRole, role_C1[tree.call_N], tree.num_tokens_N)
+    return _tally(members(AgentRole), role_C1[tree.call_N], tree.num_tokens_N)
 
 
 def _version_tokens(tree: Tree, sampled: Rows) -> Counter[str]:
