@@ -25,7 +25,7 @@ from .schema import AgentRole, Author, BranchReason, CallStatus, DeliveryState, 
 from .tree import Tree
 from .types import Call, Ints
 
-__all__ = ["ROLE_ORDER", "Candidate", "Eligibility", "candidate_leaves", "candidates", "eligibility"]
+__all__ = ["ROLE_ORDER", "Candidate", "Eligibility", "Reason", "candidate_leaves", "candidates", "eligibility"]
 
 ROLE_ORDER: tuple[AgentRole, ...] = (
     AgentRole.MAIN,
