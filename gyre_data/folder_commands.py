@@ -1,4 +1,4 @@
-"""`gyre compact`, `rm` and `tag`: a few lines over library calls.
+"""`gyre compact`, `rm`, `tag` and `merge`: a few lines over library calls.
 
 What rewrites or removes shows a plan first; `--yes` does it.
 """
@@ -15,11 +15,12 @@ import typer
 
 from . import compact as compaction
 from . import pins
+from .merge import merge as merge_runs
 from .removal import plan_removal, remove
 from .show import folder_text
 from .store import find_run
 
-__all__ = ["compact", "rm", "tag"]
+__all__ = ["compact", "merge", "rm", "tag"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without it the plan is shown.")]
@@ -75,6 +76,16 @@ def tag(
         return
     done = pins.delete_tag(path, name) if delete else pins.tag(path, name, note)
     _print(done, as_json, folder_text.tag_lines(path, done, deleted=delete))
+
+
+def merge(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or RUN@TAG.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="New folder for the merged run.")],
+    as_json: Json = False,
+) -> None:
+    """Make one new run of several. Ids that two of them share must mean the same; the sources stay as they are."""
+    done = merge_runs([find_run(run) for run in runs], out)
+    _print(done, as_json, folder_text.merge_lines(done))
 
 
 def _print(record: Any, as_json: bool, lines: Sequence[str]) -> None:

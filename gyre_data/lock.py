@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from .errors import ConfigError
 
-__all__ = ["FolderLock", "is_locked"]
+__all__ = ["FolderLock", "is_locked", "refuse_written"]
 
 _NAME = "lock"
 _ATTEMPTS, _PAUSE_S = 5, 0.02  # `is_locked` of another process holds the lock for an instant
@@ -41,9 +41,7 @@ class FolderLock:
                     time.sleep(_PAUSE_S)
                     continue
                 os.close(self._fd)
-                raise ConfigError(
-                    f"{run} is being written by {_holder(run)}; use that one or another run folder"
-                ) from None
+                raise _written(run) from None
         try:
             self._say()
         except BaseException:
@@ -60,6 +58,16 @@ class FolderLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def refuse_written(run: Path) -> None:
+    """ConfigError that names who writes `run`, if somebody does; takes no lock, so it needs no right to write."""
+    if is_locked(run / _NAME):
+        raise _written(run)
+
+
+def _written(run: Path) -> ConfigError:
+    return ConfigError(f"{run} is being written by {_holder(run)}; use that one or another run folder")
 
 
 def _holder(run: Path) -> str:

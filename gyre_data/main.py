@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),
     "score": ("gyre_data.show.score_command", "score", "Append an evaluator's verdict to an execution."),
     "compact": ("gyre_data.folder_commands", "compact", "Rewrite a run as few large files, maybe compressed."),
+    "merge": ("gyre_data.folder_commands", "merge", "Make one new run of several."),
     "tag": ("gyre_data.folder_commands", "tag", "Name what a run holds now as a dataset version."),
     "rm": ("gyre_data.folder_commands", "rm", "Remove executions from a run, with --purge from the disk."),
     "train": ("gyre_train.commands", "train", "Train on recorded runs."),

@@ -33,7 +33,7 @@ from .schema import MAJOR, MINOR, TABLES
 from .segment import Sealed, SegmentWriter, fsync_folder
 from .types import Blob
 
-__all__ = ["COMMIT_ORDER", "SEAL_AGE_S", "SEAL_BYTES", "RunWriter"]
+__all__ = ["COMMIT_ORDER", "SEAL_AGE_S", "SEAL_BYTES", "RunWriter", "write_info"]
 
 SEAL_BYTES = 256 << 20
 SEAL_AGE_S = 3600.0
@@ -379,19 +379,23 @@ class RunWriter:
 
     def update_info(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set fields of `run.json`, replacing the file at once, and return the whole. Only the owner calls this."""
-        path = self.path / "run.json"
-        base = {"format": "gyre", "major": MAJOR, "minor": MINOR, "created_at": datetime.now(UTC).isoformat()}
-        info = {**base, **read_info(self.path), **fields}
-        temporary = self.path / f".run-{secrets.token_hex(6)}.tmp"
-        fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(info, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(fd)
-        os.rename(temporary, path)
-        fsync_folder(self.path)
-        return info
+        return write_info(self.path, fields)
+
+
+def write_info(run: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`RunWriter.update_info` for a caller that holds the folder's lock itself."""
+    base = {"format": "gyre", "major": MAJOR, "minor": MINOR, "created_at": datetime.now(UTC).isoformat()}
+    info = {**base, **read_info(run), **fields}
+    temporary = run / f".run-{secrets.token_hex(6)}.tmp"
+    fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(info, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(fd)
+    os.rename(temporary, run / "run.json")
+    fsync_folder(run)
+    return info
 
 
 def _known_blobs(run: Path) -> set[bytes]:

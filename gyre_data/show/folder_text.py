@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gyre_data.compact import Compacted
+from gyre_data.merge import Merged
 from gyre_data.pins import Tag
 from gyre_data.removal import Removal
 
 from .numbers import count, file_size
 
-__all__ = ["compact_lines", "removal_lines", "tag_lines", "tags_text"]
+__all__ = ["compact_lines", "merge_lines", "removal_lines", "tag_lines", "tags_text"]
 
 
 def compact_lines(done: Compacted) -> list[str]:
@@ -81,3 +82,14 @@ def tags_text(path: Path, known: Sequence[Tag]) -> str:
     """All tags of a run, a line each."""
     lines = [f"{one.name:20} manifest {one.manifest:<6} {one.created_at}  {one.note or ''}".rstrip() for one in known]
     return "\n".join(lines) if lines else f"{path} has no tag; make one: gyre tag {path} NAME"
+
+
+def merge_lines(done: Merged) -> list[str]:
+    """What a merge wrote."""
+    rows = done.num_rows
+    calls, nodes = count(rows.get("calls", 0)), count(rows.get("nodes", 0))
+    lines = [f"{done.path}: {len(done.sources)} runs, {calls} calls, {nodes} nodes"]
+    lines += [f"  {one.path}  manifest {one.manifest}, {count(len(one.executions))} executions" for one in done.sources]
+    if done.num_same:
+        lines.append(f"  {count(done.num_same)} rows were the same in several of them and are there once")
+    return [*lines, f"look at it: gyre stats {done.path}"]
