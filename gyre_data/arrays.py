@@ -140,12 +140,9 @@ def _check_node(node: Node) -> None:
 
 
 def _check_spans(node: Node, num_tokens: int) -> None:
-    at = 0
-    for span in node.policy_versions or ():
-        if span.start != at or span.end <= span.start:
-            break
-        at = span.end
-    if at != num_tokens or (node.policy_versions and node.policy_versions[-1].end != num_tokens):
+    spans = node.policy_versions or ()
+    starts, ends = [span.start for span in spans], [span.end for span in spans]
+    if [*starts, num_tokens] != [0, *ends] or any(span.end <= span.start for span in spans):
         raise AlignmentError(
             f"policy_versions of node {node.node_id}: wanted spans that cover 0..{num_tokens} exactly, "
             f"got {[(s.start, s.end) for s in node.policy_versions or ()]}; one span per run of equal versions"

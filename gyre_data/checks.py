@@ -21,7 +21,7 @@ from .errors import DataError
 from .reader import unpack_blob
 from .schema import TABLES, Author, NodeKind
 
-__all__ = ["CHECKS", "Check", "Problem", "ProblemKind"]
+__all__ = ["CHECKS", "Check", "Indices", "Problem", "ProblemKind", "Tables"]
 
 Indices = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -42,6 +42,8 @@ class ProblemKind(StrEnum):
     ORPHAN = "orphan"  # a row names a row that is not there
     POSITION = "position"  # a node does not start where its parent ends
     CALL = "call"  # a call disagrees with its nodes
+    VERSION = "version"  # policy versions run backwards within a reply
+    USAGE = "usage"  # usage is counted twice or cannot be right
     BLOB = "blob"  # a blob's bytes are not those of its id
 
 
@@ -263,6 +265,8 @@ def _check_links(tables: Tables, notes: list[str]) -> Iterator[Problem]:
         ("scores", "state_id", "environments", "state_id"),
         ("environments", "parent_id", "environments", "state_id"),
         ("routed_experts", "node_id", "nodes", "node_id"),
+        ("top_logprobs", "node_id", "nodes", "node_id"),
+        ("teacher_logprobs", "node_id", "nodes", "node_id"),
     ):
         known = _Ids(tables[target].column(key).to_pylist())
         for name in {v for v in tables[table].column(column).to_pylist() if v is not None and v not in known}:
@@ -309,7 +313,10 @@ CHECKS: tuple[Check, ...] = (
     Check(says="calls and their nodes agree", tables=("calls", "nodes"), run=_check_calls),
     Check(
         says="event rows name what exists",
-        tables=("deliveries", "calls", "scores", "environments", "routed_experts", "nodes"),
+        tables=(
+            *("deliveries", "calls", "scores", "environments", "nodes"),
+            *("routed_experts", "top_logprobs", "teacher_logprobs"),
+        ),
         run=_check_links,
     ),
     Check(says="blobs hash to their ids", tables=("blobs",), run=_check_blobs),

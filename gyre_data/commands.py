@@ -11,8 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from .checks import ProblemKind
+from .errors import ConfigError
 from .export import Exported, export_run
 from .listing import list_executions, list_runs
+from .salvage import plan_salvage
+from .salvage import salvage as salvage_run
+from .show.folder_text import salvage_lines
 from .show.layout import screen, show
 from .show.list_text import execution_list, run_list
 from .store import find_run, open
@@ -21,6 +26,7 @@ from .verify import verify as verify_run
 
 __all__ = ["export", "ls", "verify"]
 
+_DAMAGE = (ProblemKind.CORRUPT, ProblemKind.MISSING)
 _MAX_SHOWN = 20  # problems of one kind on a screen; --json has them all
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -46,13 +52,24 @@ def ls(
 
 def verify(
     run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the last run under ./runs.")] = None,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Show what can be saved of damaged segments; with --yes, save it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do what --salvage shows.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every byte of a run and whether its rows agree; report damage and mend nothing.
+    """Check every byte of a run and whether its rows agree; report damage and, without --salvage --yes, mend nothing.
 
-    Exit status 0: clean; 1: problems; 2: the run cannot be opened.
+    Exit status 0: clean, or all damage was salvaged; 1: faults; 2: wrong use, or no run folder.
     """
-    report = verify_run(find_run(run))
+    path = find_run(run)
+    if yes and not salvage:
+        raise ConfigError("wanted --salvage with --yes, got --yes alone; a check changes nothing")
+    if salvage:
+        done = (salvage_run if yes else plan_salvage)(path)
+        typer.echo(json.dumps(asdict(done), indent=1) if as_json else "\n".join(salvage_lines(done)))
+        raise typer.Exit(1 if done.broken and (not yes or any(one.left_alone for one in done.broken)) else 0)
+    report = verify_run(path)
     if as_json:
         typer.echo(json.dumps({**asdict(report), "exit_status": report.exit_status}, indent=1))
     else:
@@ -74,6 +91,8 @@ def _show(report: Report) -> None:
     rows = ", ".join(f"{name} {count:,}" for name, count in report.num_rows.items()) or "none"
     verdict = "clean" if not report.problems else f"{len(report.problems)} problems"
     typer.echo(f"{report.path}: {verdict}; manifest {report.manifest}; rows: {rows}")
+    if any(problem.kind in _DAMAGE for problem in report.problems):
+        typer.echo(f"what can be saved: gyre verify {report.path} --salvage")
 
 
 def export(

@@ -62,15 +62,16 @@ class Manifest:
 
     def opened(self, table: str, stem: str) -> Manifest:
         """This manifest with one more open segment."""
-        return self._with(table, self.sealed.get(table, ()), (*self.open.get(table, ()), stem))
+        return self.with_table(table, self.sealed.get(table, ()), (*self.open.get(table, ()), stem))
 
     def closed(self, table: str, stem: str, sealed: Sealed | None) -> Manifest:
         """This manifest with `stem` no longer open, and `sealed` in its place unless it held no row."""
         rest = tuple(s for s in self.open.get(table, ()) if s != stem)
         done = tuple(s for s in self.sealed.get(table, ()) if s.name != f"{stem}.arrow")
-        return self._with(table, (*done, sealed) if sealed else done, rest)
+        return self.with_table(table, (*done, sealed) if sealed else done, rest)
 
-    def _with(self, table: str, sealed: tuple[Sealed, ...], open_: tuple[str, ...]) -> Manifest:
+    def with_table(self, table: str, sealed: tuple[Sealed, ...], open_: tuple[str, ...]) -> Manifest:
+        """This manifest with exactly these segments of `table`."""
         return replace(self, sealed={**self.sealed, table: sealed}, open={**self.open, table: open_})
 
     def replaced(self, tables: Mapping[str, tuple[Sealed, ...]], removed: tuple[str, ...]) -> Manifest:

@@ -22,7 +22,7 @@ from .lock import is_locked
 from .schema import TABLES
 from .segment import OpenSegment, Sealed, adopt_sealed, fsync_folder, read_open, write_sealed
 
-__all__ = ["QUARANTINE", "Recovered", "leftovers", "recover"]
+__all__ = ["QUARANTINE", "Recovered", "free_name", "leftovers", "recover"]
 
 QUARANTINE = "quarantine"
 _ATTEMPTS, _PAUSE_S = 50, 0.02
@@ -125,7 +125,7 @@ def _put_away(run: Path, table: str, stem: str, sealed: Sealed | None, found: Op
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in (data, log):
             if path.exists():
-                os.rename(path, _free(target / path.name))
+                os.rename(path, free_name(target / path.name))
         fsync_folder(target)
         tail = f"{found.data_tail} bytes of data and {found.log_tail} of log after it" if found else "no data file"
         detail = f"{(found.damage if found else None) or 'uncommitted tail'}; {tail} are in {target}"
@@ -134,7 +134,7 @@ def _put_away(run: Path, table: str, stem: str, sealed: Sealed | None, found: Op
     return Recovered(table=table, stem=stem, num_rows=num_rows, intact=intact, detail=detail)
 
 
-def _free(path: Path) -> Path:
+def free_name(path: Path) -> Path:
     """`path`, or `path` with a number when a file of that name was quarantined before."""
     number, free = 1, path
     while free.exists():

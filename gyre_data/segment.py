@@ -43,8 +43,10 @@ __all__ = [
     "later_records",
     "map_file",
     "open_sealed",
+    "parse_pieces",
     "read_log",
     "read_open",
+    "read_record",
     "read_sealed",
     "write_sealed",
 ]
@@ -98,6 +100,14 @@ def encode_record(end: int, num_rows: int, crc32: int) -> bytes:
     return head + zlib.crc32(head).to_bytes(4, "little")
 
 
+def read_record(piece: bytes) -> Record | None:
+    """One commit record; None when it is cut off or fails its own check."""
+    if len(piece) < RECORD_BYTES or zlib.crc32(piece[:-4]) != RECORD.unpack(piece)[3]:
+        return None
+    end, num_rows, crc32, _ = RECORD.unpack(piece)
+    return Record(end=end, num_rows=num_rows, crc32=crc32)
+
+
 def read_log(log: bytes) -> tuple[list[Record], str | None]:
     """Records of a commit log up to the first that is torn or damaged, and why it stopped there (None at the end)."""
     records: list[Record] = []
@@ -106,18 +116,18 @@ def read_log(log: bytes) -> tuple[list[Record], str | None]:
         piece = log[at : at + RECORD_BYTES]
         if len(piece) < RECORD_BYTES:
             return records, f"commit record {len(records)} is cut off after {len(piece)} bytes"
-        end, num_rows, crc32, own = RECORD.unpack(piece)
-        if zlib.crc32(piece[:-4]) != own or end <= last:
+        record = read_record(piece)
+        if record is None or record.end <= last:
             return records, f"commit record {len(records)} fails its own check"
-        records.append(Record(end=end, num_rows=num_rows, crc32=crc32))
-        last = end
+        records.append(record)
+        last = record.end
     return records, None
 
 
 def later_records(log: bytes) -> int:
     """How many records behind the first one in `log` pass their own check: commits made after a damaged one."""
     pieces = (log[at : at + RECORD_BYTES] for at in range(RECORD_BYTES, len(log), RECORD_BYTES))
-    return sum(len(p) == RECORD_BYTES and zlib.crc32(p[:-4]) == RECORD.unpack(p)[3] for p in pieces)
+    return sum(read_record(piece) is not None for piece in pieces)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -315,6 +325,24 @@ def _parse(
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
         batch.validate(full=True)
         batches.append(batch)
+    return schema, batches
+
+
+def parse_pieces(
+    data: pa.Buffer, spans: Sequence[tuple[int, int]], schema: pa.Schema
+) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Batches in byte ranges of a segment that were checked each by itself.
+
+    The first range of the file brings the schema; when it is not among them, `schema` is taken, and a batch that does
+    not fit it raises.
+    """
+    batches: list[pa.RecordBatch] = []
+    for start, end in spans:
+        if start == 0:
+            schema, first = _parse(data, 0, end, None)
+            batches += first
+        else:
+            batches += _parse(data, start, end, schema)[1]
     return schema, batches
 
 

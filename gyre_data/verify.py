@@ -1,8 +1,9 @@
 """`verify`: is a run what was written, and do its rows agree with one another?
 
 It reads every byte of every segment against its CRC, validates Arrow fully, holds columns against the schema, and then
-checks what must hold between rows (`checks.py`). It reports damage and mends nothing; recovery belongs to the writer
-that opens the folder next. A run that is being written can be verified: its snapshot is consistent.
+checks what must hold between rows (`checks.py`, `sampling_checks.py`). It reports damage and mends nothing: `salvage`
+does, and the writer that opens the folder next recovers what a crash left open. A run that is being written can be
+verified: its snapshot is consistent.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from . import manifest as manifests
 from .checks import CHECKS, Problem, ProblemKind
 from .errors import CorruptError, DataError, SchemaError
 from .lock import is_locked
+from .pins import find_tag, split_tag, tags
 from .reader import Run, conformed
 from .recovery import QUARANTINE
+from .removed import nodes_of, visible
+from .rewrite import unnamed
+from .sampling_checks import SAMPLING_CHECKS
 from .schema import TABLES, arrow_schema
 from .segment import OpenSegment, later_records, open_sealed
 
@@ -40,17 +45,20 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0 clean, 1 problems, 2 unusable."""
-        return 2 if not self.usable else 1 if self.problems else 0
+        """0 clean, 1 problems (also when the run cannot be opened); a command line uses 2 for wrong use."""
+        return 1 if self.problems else 0
 
 
 def verify(path: str | Path) -> Report:
-    """Check the run folder at `path` and say all that is wrong. ConfigError when it is not a run folder."""
-    path = Path(path)
+    """Check the run folder at `path` and say all that is wrong. ConfigError when it is not a run folder.
+
+    `RUN@NAME` checks a dataset version; a run by itself also has the bytes of its tags checked.
+    """
+    path, tag = split_tag(path)
     problems = list(_check_manifests(path))
     notes: list[str] = []
     try:
-        run = Run(path)
+        run = Run(path, None if tag is None else find_tag(path, tag).manifest)
     except DataError as error:
         problems.append(Problem(kind=ProblemKind.UNUSABLE, where=str(path), detail=str(error)))
         return Report(path=str(path), manifest=0, usable=False, problems=tuple(problems), notes=(), num_rows={})
@@ -65,12 +73,15 @@ def verify(path: str | Path) -> Report:
         problems += found
         if found:
             unread.add(name)
-    for check in CHECKS:
+    tables = _visible(run, tables, notes)
+    for check in (*CHECKS, *SAMPLING_CHECKS):
         if unread & set(check.tables):
             notes.append(f"not checked, since {', '.join(sorted(unread & set(check.tables)))} is damaged: {check.says}")
             continue
         problems += check.run({name: tables[name] for name in check.tables}, notes)
-    notes += _quarantine_notes(path)
+    if tag is None:
+        problems += _check_tags(run)
+        notes += _folder_notes(path)
     return Report(
         path=str(path),
         manifest=run.manifest_number,
@@ -171,11 +182,43 @@ def _check_nulls(name: str, table: pa.Table) -> list[Problem]:
     ]
 
 
-def _quarantine_notes(path: Path) -> list[str]:
+def _visible(run: Run, tables: dict[str, pa.Table], notes: list[str]) -> dict[str, pa.Table]:
+    """The rows that readers show: those of removed executions need not hang together with them."""
+    removed = run.manifest.removed
+    if not removed:
+        return tables
+    hidden = nodes_of(tables["nodes"], removed)
+    notes.append(f"{len(removed)} executions are removed; `gyre rm {run.path} --purge` clears what is left of them")
+    return {name: visible(name, table, removed, lambda: hidden) for name, table in tables.items()}
+
+
+def _check_tags(run: Run) -> list[Problem]:
+    """Every byte of the segments that only tags name."""
+    problems = []
+    current = set(run.manifest.stems())
+    for tag in tags(run.path):
+        try:
+            named = manifests.read(manifests.manifest_path(run.path, tag.manifest))
+        except (DataError, OSError) as error:
+            problems.append(Problem(kind=ProblemKind.MANIFEST, where=f"tag {tag.name}", detail=str(error)))
+            continue
+        for name, segments in named.sealed.items():
+            for sealed in segments:
+                if (name, sealed.name.removesuffix(".arrow")) in current:
+                    continue
+                try:
+                    open_sealed(run.path / name / sealed.name, sealed, full=True)
+                except (CorruptError, FileNotFoundError) as error:
+                    where = f"tag {tag.name}: {name}/{sealed.name}"
+                    problems.append(Problem(kind=ProblemKind.CORRUPT, where=where, detail=str(error)))
+    return problems
+
+
+def _folder_notes(path: Path) -> list[str]:
+    notes = []
     folder = path / QUARANTINE
-    files = [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else []
-    return (
-        [f"{QUARANTINE}/ holds {len(files)} files of crashed segments; what was committed in them is sealed"]
-        if files
-        else []
-    )
+    if files := [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else []:
+        notes.append(f"{QUARANTINE}/ holds {len(files)} files of crashed or damaged segments; no reader looks there")
+    if not is_locked(path / "lock") and (stale := unnamed(path)):
+        notes.append(f"{len(stale)} files are named by nothing any more; `gyre compact {path} --yes` removes them")
+    return notes

@@ -9,10 +9,11 @@ from gyre_data.compact import Compacted
 from gyre_data.merge import Merged
 from gyre_data.pins import Tag
 from gyre_data.removal import Removal
+from gyre_data.salvage import Salvage
 
 from .numbers import count, file_size
 
-__all__ = ["compact_lines", "merge_lines", "removal_lines", "tag_lines", "tags_text"]
+__all__ = ["compact_lines", "merge_lines", "removal_lines", "salvage_lines", "tag_lines", "tags_text"]
 
 
 def compact_lines(done: Compacted) -> list[str]:
@@ -93,3 +94,27 @@ def merge_lines(done: Merged) -> list[str]:
     if done.num_same:
         lines.append(f"  {count(done.num_same)} rows were the same in several of them and are there once")
     return [*lines, f"look at it: gyre stats {done.path}"]
+
+
+def salvage_lines(done: Salvage) -> list[str]:
+    """What is saved of a damaged run, or would be."""
+    if not done.broken:
+        return [f"{done.path}: no damaged segment; nothing to save"]
+    planned = done.manifest is None
+    lines = [f"{done.path}: {count(len(done.broken))} damaged segments"]
+    for one in done.broken:
+        rows = (
+            f"{count(one.num_good)} of {count(one.num_rows)} rows are good"
+            if one.num_rows is not None
+            else (f"{count(one.num_good)} rows are good")
+        )
+        what = "left alone; restore it from a copy" if one.left_alone else rows
+        lines.append(f"  {one.table}/{one.name}: {one.detail}; {what}")
+    if done.calls_left_out or done.nodes_left_out:
+        calls, nodes = count(len(done.calls_left_out)), count(done.nodes_left_out)
+        lines.append(f"  {calls} good calls and {nodes} good nodes rest on lost nodes and are left out too")
+    if done.executions:
+        lines.append(f"  executions that lose calls by that: {', '.join(done.executions)}")
+    if planned:
+        return [*lines, f"damaged files go to quarantine/; do it: gyre verify {done.path} --salvage --yes"]
+    return [*lines, f"manifest {done.manifest}; damaged files are in quarantine/", f"check: gyre verify {done.path}"]

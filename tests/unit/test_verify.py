@@ -100,7 +100,7 @@ def test_manifests(tmp_path):
     first.write_text(good)
     third.write_text("{")
     report = verify(path)
-    assert (report.usable, report.exit_status) == (False, 2)
+    assert (report.usable, report.exit_status) == (False, 1)
     assert {p.kind for p in report.problems} == {ProblemKind.MANIFEST, ProblemKind.UNUSABLE}
 
 
@@ -292,7 +292,7 @@ def test_ls_and_verify_commands(tmp_path, monkeypatch):
     assert broken.exit_code == 1
     assert f"corrupt    nodes/{nodes.name}" in broken.output
     manifests.manifest_path(path, manifests.numbers(path)[-1]).write_text("{")
-    assert gyre("verify", "runs/a").exit_code == 2
+    assert gyre("verify", "runs/a").exit_code == 1
     assert json.loads(gyre("verify", "runs/a", "--json").output)["usable"] is False
     assert "see `gyre verify" in gyre("ls").output
     missing = gyre("verify", "runs/none")
