@@ -14,7 +14,7 @@ import pytest
 import gyre_data
 from gyre_data import manifest as manifests
 from gyre_data.compact import compact
-from gyre_data.errors import ConfigError
+from gyre_data.errors import ConfigError, DataError
 from gyre_data.merge import merge
 from gyre_data.pins import tag, tags
 from gyre_data.removal import remove
@@ -57,7 +57,7 @@ def without(before: dict[str, list[str]], word: str) -> dict[str, list[str]]:
 
 
 # What is done, and at which of its steps it is killed: every nth.
-EVERY = {"compact": 1, "cold": 5, "rm": 1, "purge": 1, "tag": 1}
+EVERY = {"compact": 3, "cold": 7, "rm": 1, "purge": 1, "tag": 1}
 CHANGES = {
     "compact": lambda path: compact(path),
     "cold": lambda path: compact(path, cold=True),
@@ -99,7 +99,7 @@ def test_killed_at_every_step(tmp_path, name):
         assert state(path) in (before, after), at
         assert verify(path).problems == (), at
         assert {t: sorted(map(repr, reader.table(t).to_pylist())) for t in before[0]} == before[0]
-        with contextlib.suppress(ConfigError, gyre_data.GyreError):  # a tag or a purge may have been done already
+        with contextlib.suppress(ConfigError, DataError):  # a tag or a purge may have been done already
             change(path)
         assert state(path) == after, at
         if name in ("compact", "cold"):
@@ -153,7 +153,9 @@ def test_a_full_disk_leaves_no_mix(tmp_path, name):
         if faults.count >= at:
             assert state(path) in (before, after)
             assert verify(path).problems == ()
-        CHANGES[name](path)
+        with contextlib.suppress(DataError):  # a purge may have been done but for the removal of old files
+            CHANGES[name](path)
+        assert state(path) == after
         assert verify(path).problems == ()
 
 
