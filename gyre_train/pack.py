@@ -12,7 +12,7 @@ Numpy only; no torch here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,9 +60,12 @@ class TreeInput:
     """A teacher's log-probabilities, aligned with `ids`; None where it gave none."""
     version: tuple[Array | None, ...] | None = None
     """Optimiser steps of this training run behind the weights that sampled each token; -1 or None where unknown."""
+    num_tokens_N: Array = field(init=False)
+    """Tokens per node."""
 
     def __post_init__(self) -> None:
         num_nodes = len(self.ids)
+        object.__setattr__(self, "num_tokens_N", np.array([len(ids) for ids in self.ids], dtype=np.int64))
         check_array("parent_N", self.parent_N, "iu", num_nodes)
         check_array("temperature_N", self.temperature_N, "f", num_nodes)
         for node, ids in enumerate(self.ids):
@@ -100,11 +103,6 @@ class TreeInput:
         filled_P = path_P[self.num_tokens_N[path_P] > 0]
         if len(filled_P) and filled_P[0] in owned_O:
             raise DataError(f"{where}: owned node {filled_P[0]} has no token before it to predict it; exclude the call")
-
-    @property
-    def num_tokens_N(self) -> Array:
-        """Tokens per node."""
-        return np.array([len(ids) for ids in self.ids], dtype=np.int64)
 
     @property
     def num_owned(self) -> int:
@@ -280,41 +278,56 @@ def _lay_tree(layout: _Layout, tree: TreeInput, needed_N: Array) -> _Rows:
     return _Rows(first_N=first_N, last_N=last_N)
 
 
-def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajectory: int) -> dict[str, list[Array]]:
-    """Loss edges of a piece, one chunk per owned node; `rows` holds the place of each trajectory's nodes."""
-    out: dict[str, list[Array]] = {name: [] for name in _EDGE_DTYPES}
-    num_tokens_N, num_owned = tree.num_tokens_N, tree.num_owned
-    for trajectory, owned_O, place in zip(piece.trajectories, piece.owned, rows, strict=True):
-        total = int(num_tokens_N[tree.trajectories[trajectory].owned_O].sum())
-        for node in owned_O[num_tokens_N[owned_O] > 0]:
-            n, first = int(num_tokens_N[node]), int(place.first_N[node])
-            values = {
-                "source_row_E": np.append(place.last_N[tree.parent_N[node]], np.arange(first, first + n - 1)),
-                "target_id_E": tree.ids[node],
-                "trajectory_E": first_trajectory + trajectory,
-                "execution_E": tree.execution,
-                "temperature_E": tree.temperature_N[node],
-                "advantage_E": tree.trajectories[trajectory].advantage,
-                "logp_behaviour_E": _at(tree.logp_behaviour, node, np.nan),
-                "logp_old_E": _at(tree.logp_old, node, np.nan),
-                "logp_teacher_E": _at(tree.logp_teacher, node, np.nan),
-                "version_E": _at(tree.version, node, -1),
-                "role_E": ROLES.index(tree.trajectories[trajectory].role),
-                "weight_E": 1.0 / num_owned,
-                "trajectory_tokens_E": total,
-                "execution_tokens_E": num_owned,
-                "tree_E": piece.tree,
-                "node_E": node,
-                "offset_E": np.arange(n),
-            }
-            for name, value in values.items():
-                out[name].append(np.broadcast_to(np.asarray(value, dtype=_EDGE_DTYPES[name]), n))
-    return out
+def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajectory: int) -> dict[str, Array]:
+    """Loss edges of a piece, node after node; `rows` holds the place of each trajectory's nodes."""
+    num_tokens_N = tree.num_tokens_N
+    owned = [owned_O[num_tokens_N[owned_O] > 0] for owned_O in piece.owned]
+    if not any(map(len, owned)):
+        return {name: np.zeros(0, dtype) for name, dtype in _EDGE_DTYPES.items()}
+    node_O = np.concatenate(owned).astype(np.int64)
+    first_O = np.concatenate([place.first_N[nodes] for place, nodes in zip(rows, owned, strict=True)])
+    above_O = np.concatenate([place.last_N[tree.parent_N[nodes]] for place, nodes in zip(rows, owned, strict=True)])
+    num_O = num_tokens_N[node_O]
+    start_O = np.cumsum(num_O) - num_O
+    num_edges = int(num_O.sum())
+    kept_J = [tree.trajectories[t] for t in piece.trajectories]
+    count_J = [sum(int(num_tokens_N[node]) for node in nodes) for nodes in owned]
+
+    def per_trajectory(values: Sequence[float], dtype: type) -> Array:
+        return np.repeat(np.array(values, dtype), count_J)
+
+    offset_E = np.arange(num_edges) - np.repeat(start_O, num_O)
+    source_row_E = np.repeat(first_O - 1, num_O) + offset_E
+    source_row_E[start_O] = above_O  # the first token of a node is predicted by the row before it on the path
+    return {
+        "source_row_E": source_row_E,
+        "target_id_E": np.concatenate([tree.ids[node] for node in node_O]).astype(np.int64),
+        "trajectory_E": per_trajectory([first_trajectory + t for t in piece.trajectories], np.int64),
+        "execution_E": np.full(num_edges, tree.execution, np.int64),
+        "temperature_E": np.repeat(tree.temperature_N[node_O].astype(np.float64), num_O),
+        "advantage_E": per_trajectory([t.advantage for t in kept_J], np.float64),
+        "logp_behaviour_E": _along(tree.logp_behaviour, node_O, num_O, np.nan, np.float64),
+        "logp_old_E": _along(tree.logp_old, node_O, num_O, np.nan, np.float64),
+        "logp_teacher_E": _along(tree.logp_teacher, node_O, num_O, np.nan, np.float64),
+        "weight_E": np.full(num_edges, 1.0 / tree.num_owned),
+        "trajectory_tokens_E": per_trajectory([int(num_tokens_N[t.owned_O].sum()) for t in kept_J], np.int64),
+        "execution_tokens_E": np.full(num_edges, tree.num_owned, np.int64),
+        "role_E": per_trajectory([ROLES.index(t.role) for t in kept_J], np.int64),
+        "version_E": _along(tree.version, node_O, num_O, -1, np.int64),
+        "tree_E": np.full(num_edges, piece.tree, np.int64),
+        "node_E": np.repeat(node_O, num_O),
+        "offset_E": offset_E,
+    }
 
 
-def _at(values: tuple[Array | None, ...] | None, node: int, missing: float) -> Array | float:
-    value = None if values is None else values[node]
-    return missing if value is None else value
+def _along(values: tuple[Array | None, ...] | None, node_O: Array, num_O: Array, missing: float, dtype: type) -> Array:
+    """The values of these nodes one after another, `missing` where a node has none."""
+    if values is None:
+        return np.full(int(num_O.sum()), missing, dtype)
+    parts = (values[node] for node in node_O)
+    return np.concatenate(
+        [np.full(num, missing, dtype) if part is None else part for part, num in zip(parts, num_O, strict=True)]
+    ).astype(dtype, copy=False)
 
 
 _EDGE_DTYPES: dict[str, type] = {
@@ -324,6 +337,13 @@ _EDGE_DTYPES: dict[str, type] = {
     "logp_teacher_E": np.float64,
     **dict.fromkeys(("tree_E", "node_E", "offset_E"), np.int64),
 }
+
+
+def _joined(chunks: Sequence[Array], dtype: type) -> Array:
+    """One array of them all; a single chunk is not copied."""
+    if len(chunks) == 1:
+        return chunks[0].astype(dtype, copy=False)
+    return np.concatenate(chunks).astype(dtype, copy=False) if chunks else np.zeros(0, dtype)
 
 
 def lay_out(trees: Sequence[TreeInput], pieces: Sequence[Piece], *, share: bool = True) -> Pack:
@@ -342,17 +362,14 @@ def lay_out(trees: Sequence[TreeInput], pieces: Sequence[Piece], *, share: bool 
             rows = [_lay_tree(layout, tree, np.logical_or.reduce(needed))] * len(paths) if paths else []
         else:
             rows = [_lay_tree(layout, tree, needed_N) for needed_N in needed]
-        for name, chunks in _edges(tree, piece, rows, int(first_trajectory[piece.tree])).items():
-            edges[name].extend(chunks)
-    joined: dict[str, Any] = {
-        name: np.concatenate(chunks) if chunks else np.zeros(0, dtype=_EDGE_DTYPES[name])
-        for name, chunks in edges.items()
-    }
+        for name, values in _edges(tree, piece, rows, int(first_trajectory[piece.tree])).items():
+            edges[name].append(values)
+    joined: dict[str, Any] = {name: _joined(chunks, _EDGE_DTYPES[name]) for name, chunks in edges.items()}
     if not any(trees[piece.tree].logp_old is not None for piece in pieces):
         joined["logp_old_E"] = None
     return Pack(
-        ids_T=np.concatenate([np.zeros(0, np.int64), *layout.ids]).astype(np.int64),
-        position_T=np.concatenate([np.zeros(0, np.int64), *layout.positions]),
+        ids_T=_joined(layout.ids, np.int64),
+        position_T=_joined(layout.positions, np.int64),
         segments=layout.table(),
         **joined,
     )

@@ -1,11 +1,13 @@
 """Which trajectories share a pack: prefixes are shared inside a pack and replayed where a tree is cut over several.
 
-A tree that fits the token budget is one piece. A larger one is cut between trajectories, in depth-first order, where
-the prefix to replay is smallest; among all such cuts the one of fewest tokens is taken (a dynamic programme, so it is
-deterministic and optimal for that order). Pieces then go into packs first-fit, largest first. A trajectory's owned
-tokens stay in one pack. Guarantee: with budget B, distinct tokens U of a tree and its longest shared prefix p, the
-tree costs at most U (B + p) / (B - p) tokens; for the pieces so cut, first-fit decreasing opens at most 11/9 of the
-fewest packs plus one.
+A tree that fits the token budget is one piece. A larger one is divided into pieces of whole trajectories so that the
+pieces' tokens, replayed prefixes included, are fewest, then the pieces. Up to `EXACT` trajectories every division is
+weighed (a dynamic programme over sets), so the result is optimal; beyond, only those between neighbours in depth-first
+order (optimal for that order). Pieces then go into packs first-fit, largest first. A trajectory's owned tokens stay in
+one pack. All of it is deterministic.
+
+Guarantee: with budget B, distinct tokens U of a tree and its longest shared prefix p, the tree costs at most
+U (B + p) / (B - p) tokens; for the pieces so cut, first-fit decreasing opens at most 11/9 of the fewest packs plus one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from gyre_data.model_shapes import ModelShape
 from gyre_train.pack import Pack, Piece, TreeInput, lay_out
 from gyre_train.segment_table import Array
 
-__all__ = ["Plan", "Sharing", "flops", "plan"]
+__all__ = ["EXACT", "Plan", "Sharing", "flops", "plan"]
+
+
+EXACT = 10
+"""Most trajectories of a tree for which every division is weighed."""
 
 
 class Sharing(StrEnum):
@@ -109,12 +115,15 @@ def plan(trees: Sequence[TreeInput], *, tokens: int, sharing: Sharing | str = Sh
         longest = int(common_K[fresh_K > 0].max(initial=0))
         bound += fresh * (tokens + longest) / (tokens - longest) if fresh > tokens else fresh
         if sharing is Sharing.ROWS:
-            runs = [(k, k + 1) for k in range(len(order))]
+            parts = [((k,), int(length_K[k])) for k in range(len(order))]
+        elif fresh <= tokens:
+            parts = [(tuple(range(len(order))), fresh)] if order else []
+        elif len(order) <= EXACT:
+            parts = _cheapest_division(tree, paths, tokens)
         else:
-            runs = _cheapest_cuts(length_K, common_K, tokens)
-        for first, end in runs:
-            size = int(length_K[first] + fresh_K[first + 1 : end].sum())
-            cuts.append(_Cut(piece=_piece(tree, index, order[first:end]), num_tokens=size))
+            parts = _cheapest_cuts(length_K, common_K, tokens)
+        for members, size in parts:
+            cuts.append(_Cut(piece=_piece(tree, index, [order[k] for k in members]), num_tokens=size))
     groups = _first_fit(cuts, tokens, join=sharing is Sharing.TREE)
     packs = tuple(lay_out(trees, group, share=sharing is Sharing.TREE) for group in groups)
     return Plan(
@@ -166,28 +175,57 @@ def _check_budget(tree: TreeInput, order: Sequence[int], length_K: Array, tokens
         )
 
 
-def _cheapest_cuts(length_K: Array, common_K: Array, tokens: int) -> list[tuple[int, int]]:
-    """Runs of consecutive trajectories, each within the budget, of least total tokens, then fewest runs."""
+def _cheapest_division(tree: TreeInput, paths: Sequence[Array], tokens: int) -> list[tuple[tuple[int, ...], int]]:
+    """Sets of trajectories, each within the budget, of least total tokens, then fewest sets; with their sizes."""
+    set_M = np.arange(1 << len(paths))
+    on_N = np.zeros(len(tree.ids), np.int64)  # which paths hold the node, as bits
+    for k, path in enumerate(paths):
+        on_N[path] |= 1 << k
+    size_M = np.zeros(len(set_M), np.int64)
+    for bits in np.unique(on_N[on_N > 0]):
+        size_M[set_M & bits > 0] += int(tree.num_tokens_N[on_N == bits].sum())
+    fits_M = size_M <= tokens
+    # Cost of the cheapest division of each set: tokens, and one part in a million of a token for each piece.
+    cost_M, last_M = np.zeros(len(set_M)), np.zeros(len(set_M), np.int64)
+    for chosen in range(1, len(set_M)):
+        lowest = chosen & -chosen  # the piece that holds this trajectory is tried in every way
+        piece = set_M[: chosen + 1]
+        piece = piece[(piece & ~chosen == 0) & (piece & lowest > 0) & fits_M[: chosen + 1]]
+        total = cost_M[chosen ^ piece] + size_M[piece] + 1e-6
+        best = int(total.argmin())
+        cost_M[chosen], last_M[chosen] = total[best], piece[best]
+    out = []
+    rest = len(set_M) - 1
+    while rest:
+        piece = int(last_M[rest])
+        out.append((tuple(k for k in range(len(paths)) if piece >> k & 1), int(size_M[piece])))
+        rest ^= piece
+    return out
+
+
+def _cheapest_cuts(length_K: Array, common_K: Array, tokens: int) -> list[tuple[tuple[int, ...], int]]:
+    """Runs of consecutive trajectories, each within the budget, of least total tokens, then fewest runs; with sizes."""
     num = len(length_K)
     best: list[tuple[int, int]] = [(0, 0)]  # (tokens, runs) for the first k trajectories
-    origin = [0]
+    origin = [(0, 0)]  # (first of the last run, its tokens)
     for end in range(1, num + 1):
-        candidates: list[tuple[int, int, int]] = []
+        candidates: list[tuple[int, int, int, int]] = []
         tail = 0  # what the run's later trajectories add to its first path
         for first in range(end - 1, -1, -1):
             size = int(length_K[first]) + tail
             if size <= tokens:
-                candidates.append((best[first][0] + size, best[first][1] + 1, first))
+                candidates.append((best[first][0] + size, best[first][1] + 1, first, size))
             tail += int(length_K[first] - common_K[first])
             if tail > tokens:
                 break
-        total, runs, first = min(candidates)
+        total, runs, first, size = min(candidates)
         best.append((total, runs))
-        origin.append(first)
-    out: list[tuple[int, int]] = []
+        origin.append((first, size))
+    out: list[tuple[tuple[int, ...], int]] = []
     while num:
-        out.append((origin[num], num))
-        num = origin[num]
+        first, size = origin[num]
+        out.append((tuple(range(first, num)), size))
+        num = first
     return out[::-1]
 
 

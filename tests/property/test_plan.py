@@ -14,8 +14,9 @@ from gyre_data.model_shapes import ModelShape
 from gyre_train.attn.reference import dense_mask
 from gyre_train.attn.segments import blocks_of
 from gyre_train.pack import Pack, TreeInput
-from gyre_train.plan import flops, plan
+from gyre_train.plan import EXACT, flops, plan
 from tests.support.tree_inputs import forests, make_tree
+from tests.support.tree_inputs import trees as random_trees
 
 
 def longest(trees: list[TreeInput]) -> int:
@@ -76,6 +77,44 @@ def test_every_plan(trees: list[TreeInput], slack: int, sharing: str) -> None:
         assert plan(trees, tokens=10**6).num_packed_tokens == made.num_distinct_tokens
     else:
         assert made.num_packed_tokens == made.num_unpacked_tokens
+
+
+def divisions(items: list[int]) -> list[list[list[int]]]:
+    """Every way to divide the items into sets."""
+    if not items:
+        return [[]]
+    first, *rest = items
+    out = []
+    for smaller in divisions(rest):
+        out.append([[first], *smaller])
+        out += [[*smaller[:i], [first, *smaller[i]], *smaller[i + 1 :]] for i in range(len(smaller))]
+    return out
+
+
+@settings(max_examples=150, deadline=None)
+@given(tree=random_trees(max_nodes=16), slack=st.integers(0, 12))
+def test_a_division_is_the_best_of_all(tree: TreeInput, slack: int) -> None:
+    """By brute force over all divisions of up to six trajectories."""
+    tree = replace(tree, trajectories=tree.trajectories[:6])
+    paths = [set(map(int, tree.needed_path(t))) for t in range(len(tree.trajectories))]
+    budget = max(longest([tree]) + slack, 1)
+    costs = []
+    for division in divisions([t for t, path in enumerate(paths) if path]):
+        sizes = [sum(int(tree.num_tokens_N[n]) for n in set().union(*(paths[t] for t in part))) for part in division]
+        if max(sizes, default=0) <= budget:
+            costs.append((sum(sizes), len(sizes)))
+    made = plan([tree], tokens=budget)
+    assert (made.num_packed_tokens, len(made.packs)) == min(costs)
+
+
+def test_many_trajectories_are_cut_in_depth_first_order() -> None:
+    """More than EXACT: a comb whose teeth fork from a trunk, where neighbours share most."""
+    teeth = EXACT + 4
+    parents = [-1, *range(teeth), *range(1, teeth + 1)]
+    tree = make_tree(parents, [3] * len(parents), [False] * (teeth + 1) + [True] * teeth, keep=teeth, seed=1)
+    made = plan([tree], tokens=60)
+    assert len(made.packs) > 1
+    assert made.num_packed_tokens <= min(made.bound_tokens, 1.5 * made.num_distinct_tokens)
 
 
 @settings(max_examples=100, deadline=None)
