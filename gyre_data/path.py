@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .execution import Execution
     from .tree import Tree
 
-__all__ = ["MINTED_CALL", "Path", "PathCall", "PathMessage", "Shared", "ToolAnswer", "minted_number"]
+__all__ = ["MINTED_CALL", "Path", "PathCall", "PathMessage", "Shared", "ToolAnswer", "minted_number", "stored_message"]
 
 # Ids of tool calls that a proxy of ours minted name the sampled node and a number within its reply.
 MINTED_CALL = re.compile(r"[a-z]+_(n_[0-9a-f]{20})_([0-9]+)")
@@ -130,9 +130,18 @@ class Path:
     # ------------------------------------------------------------------ as a conversation
 
     def messages(self) -> list[Any]:
-        """The path as chat: canonical messages in order, decoded from the run's blobs."""
+        """The path as chat: canonical messages in order, decoded from the run's blobs.
+
+        Raises DataError when the run lacks one: a conversation with a hole is another conversation.
+        """
         if getattr(self.execution.run, "blob", None) is None:
             raise DataError("messages need a run on disk; wanted something with blob(id), see gyre_data.open")
+        for message in self.conversation:
+            if message.value is None and (names := self.tree.message_blobs(message.node)):
+                raise DataError(
+                    f"wanted the texts of node {self.tree.node_id[message.node]} of {self.execution.execution_id}, the "
+                    f"run does not hold all of {', '.join(names)}; run `gyre verify` on it"
+                )
         return [message.value for message in self.conversation if message.value is not None]
 
     @cached_property
@@ -268,7 +277,7 @@ class Path:
 
     def _values(self, node: int) -> list[Any]:
         blob = getattr(self.execution.run, "blob", None)
-        return [] if blob is None else [_value(blob, name) for name in self.tree.message_blobs(node)]
+        return [] if blob is None else [stored_message(blob, name) for name in self.tree.message_blobs(node)]
 
     def _answered(self, value: Any, before: Sequence[PathMessage]) -> ToolAnswer | None:
         """The newest call of that id, by the id itself or by what an id of ours names."""
@@ -300,7 +309,7 @@ def minted_number(message: Mapping[str, Any], minted: int, *, anthropic: bool) -
     return minted if 0 <= minted < len(calls) else None
 
 
-def _value(blob: Callable[[str], bytes], name: str) -> Any:
+def stored_message(blob: Callable[[str], bytes], name: str) -> Any:
     """The message of a blob; None when the run does not hold it (`gyre verify` names it)."""
     try:
         return json.loads(blob(name))

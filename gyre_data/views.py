@@ -25,6 +25,7 @@ from .execution import executions
 from .frame import Records
 from .listing import ExecutionSummary, list_executions
 from .ownership import AdmittedTrajectory, keep
+from .path import stored_message
 from .reader import Run
 from .reasons import REASONS
 from .schema import TABLES, Author, ScoreStatus
@@ -267,8 +268,8 @@ def _texts(
     """Rows made of the stored messages, each with the node that renders it; every blob is read once."""
     tables = []
     for run in sources.runs:
-        blob, known = getattr(run, "blob", None), dict[str, Any]()
-        nodes = run.table("nodes") if blob is not None else run.table("nodes").slice(0, 0)
+        nodes = run.table("nodes") if hasattr(run, "blob") else run.table("nodes").slice(0, 0)
+        known: dict[str, Any] = {}
         found: list[dict[str, Any]] = []
         for *values, names in zip(
             *(nodes.column(name).to_pylist() for name in (*_OF_NODE, "message_blobs")), strict=True
@@ -276,9 +277,9 @@ def _texts(
             of_node = dict(zip(_OF_NODE, values, strict=True))
             for number, name in enumerate(names or ()):
                 if name not in known:
-                    known[name] = json.loads(cast(Any, blob)(name))
-                if isinstance(known[name], dict):
-                    found += ({**of_node, **row} for row in rows(known[name], number))
+                    known[name] = stored_message(cast(Run, run).blob, name)
+                value = known[name] if isinstance(known[name], dict) else {}  # a text that is lost leaves its row
+                found += ({**of_node, **row} for row in rows(value, number))
         tables.append(pa.Table.from_pylist(found, schema=schema))
     return sources.joined(tables)
 

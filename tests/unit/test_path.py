@@ -89,6 +89,17 @@ def test_ids_of_the_client_and_unknown_ones(tmp_path: Folder) -> None:
     assert shared == [("tool", 20, 22), ("user", 20, 22)]
 
 
+def test_a_message_that_is_not_there_is_named(tmp_path: Folder) -> None:
+    run, e, a, _b = two_turns()
+    e.say(a.output, {"role": "assistant", "content": "hello"})
+    run.rows["blobs"].clear()
+    opened = run.write(tmp_path / "r")
+    with pytest.raises(DataError, match="run does not hold all of"):
+        opened["0123"].main.messages()
+    assert [m.value for m in opened["0123"].main.conversation] == [None] * 7
+    assert list(opened.sql("select node_id, content from messages")) == [(a.output, None)]
+
+
 def test_a_copy_of_a_turn_stands_for_the_turn(tmp_path: Folder) -> None:
     run, e, a, _b = two_turns()
     e.say(a.output, {"role": "assistant", "content": "", "tool_calls": CALLS})
