@@ -44,6 +44,7 @@ def import_(
         typer.echo(json.dumps(asdict(done), default=str, indent=1))
     else:
         Console(highlight=False, soft_wrap=True).print(Text("\n").join(_lines(done)))
+    raise typer.Exit(int(any(skipped.failed for skipped in done.skipped)))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gyre_data.errors import ConfigError
 
-from . import claude_code, codex, pi
+from . import api_log, atif, chat, claude_code, codex, pi, swe_agent
 from .calls import Session
 from .lines import Files
 
@@ -36,7 +36,9 @@ class Importer(Protocol):
         """The sessions of a file."""
 
 
-FORMATS: dict[str, Importer] = {module.FORMAT: module for module in (claude_code, codex, pi)}
+# In the order in which they are asked whether they know a record.
+_ALL: tuple[Importer, ...] = (claude_code, codex, pi, atif, swe_agent, api_log, chat)
+FORMATS: dict[str, Importer] = {module.FORMAT: module for module in _ALL}
 
 
 def expand(source: Path) -> list[Path]:

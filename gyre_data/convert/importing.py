@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gyre_data.counting import TokenCounter, load_counter
-from gyre_data.errors import ConfigError
+from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import executions
 from gyre_data.reader import Run
 from gyre_data.types import ExecutionEvent
@@ -29,7 +29,7 @@ from .lines import Files
 
 __all__ = ["Imported", "ImportedSession", "Skipped", "import_sessions", "source_bytes"]
 
-_COMMIT_BYTES = 32 << 20
+_COMMIT_BYTES, _COMMIT_ROWS = 32 << 20, 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +63,9 @@ class Skipped:
     name: str
     why: str
     execution_id: str | None = None
+    """The execution that the run holds already."""
+    failed: bool = False
+    """The source could not be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +98,7 @@ def import_sessions(
     done: list[ImportedSession] = []
     skipped: list[Skipped] = []
     writer = RunWriter(out)
+    sink = _Sink(writer=writer)
     try:
         there = _there(writer.path)
         if not there:
@@ -103,15 +107,21 @@ def import_sessions(
             if importer is None:
                 skipped.append(Skipped(name=path.name, why="no format that is known; --format forces one"))
                 continue
-            for session in importer.sessions(path, files, owners):
-                execution_id = _execution_id(importer, session)
-                if execution_id in there:
-                    why = _why_there(path, there[execution_id])
-                    skipped.append(Skipped(name=session.name, why=why, execution_id=execution_id))
-                    continue
-                made = _import(session, importer, execution_id, counter, writer)
-                there[execution_id] = {}
-                done.append(made)
+            before = len(done) + len(skipped)
+            try:
+                for session in importer.sessions(path, files, owners):
+                    execution_id = _execution_id(importer, session)
+                    if execution_id in there:
+                        why = _why_there(path, there[execution_id])
+                        skipped.append(Skipped(name=session.name, why=why, execution_id=execution_id))
+                        continue
+                    done.append(_import(session, importer, execution_id, counter, sink))
+                    there[execution_id] = {}
+            except DataError as error:
+                skipped.append(Skipped(name=path.name, why=str(error), failed=True))
+            if len(done) + len(skipped) == before:
+                skipped.append(Skipped(name=path.name, why="no conversation in it", failed=True))
+        sink.commit()
     except BaseException:
         writer.discard()
         raise
@@ -122,6 +132,33 @@ def import_sessions(
 def source_bytes(sources: Iterable[str | Path]) -> int:
     """Bytes of the files that sources mean: what `progress` counts towards."""
     return sum(path.stat().st_size for source in sources for path in expand(Path(source)))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sink:
+    """Gathers rows for the writer and commits now and then: a session may be one line, and a commit costs time."""
+
+    writer: RunWriter
+    _bytes: int = 0
+    _rows: list[Any] = field(default_factory=list)
+
+    def store(self, data: bytes) -> str:
+        """Queue a blob."""
+        self._bytes += len(data)
+        if self._bytes >= _COMMIT_BYTES:
+            self.commit()
+        return self.writer.put_blob(data)
+
+    def append(self, rows: Sequence[Any]) -> None:
+        """Gather all rows of an execution, which become durable together."""
+        self._rows += rows
+        if len(self._rows) >= _COMMIT_ROWS:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make durable what was gathered."""
+        self.writer.write(self._rows)
+        self._bytes, self._rows = 0, []
 
 
 def _forced(name: str | None) -> Importer | None:
@@ -181,25 +218,14 @@ def _why_there(path: Path, told: dict[str, Any]) -> str:
 
 
 def _import(
-    session: Session, importer: Importer, execution_id: str, counter: TokenCounter, writer: RunWriter
+    session: Session, importer: Importer, execution_id: str, counter: TokenCounter, sink: _Sink
 ) -> ImportedSession:
-    stored = 0
-
-    def store(data: bytes) -> str:
-        nonlocal stored
-        stored += len(data)
-        if stored >= _COMMIT_BYTES:
-            writer.commit()
-            stored = 0
-        return writer.put_blob(data)
-
-    builder = TreeBuilder(execution_id, counter, store)
+    builder = TreeBuilder(execution_id, counter, sink.store)
     num_failed = 0
     for call in session.calls:
         builder.add(call, at=session.at)
         num_failed += call.status != "ok"
-    rows = list(builder.rows())
-    writer.write([*rows, *_events(session, importer, execution_id, counter, builder)])
+    sink.append([*builder.rows(), *_events(session, importer, execution_id, counter, builder)])
     report = session.report
     return ImportedSession(
         name=session.name,

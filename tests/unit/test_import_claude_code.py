@@ -56,7 +56,7 @@ def use(tool: str, name: str = "Bash", **arguments: Any) -> dict:
 
 
 def test_the_sample_of_the_real_client(tmp_path: Path) -> None:
-    """14 replies: main 6, its sub-agent 6, that one's 2. Two conversations were compacted; 2 and 1 replies were kept."""
+    """14 replies: main 6, its sub-agent 6, that one's 2. Two compactions kept 2 replies and 1."""
     done = imported(SAMPLE, tmp_path / "run")
     assert [(s.num_calls, s.num_nodes, s.num_files, s.num_failed) for s in done.sessions] == [(14, 33, 3, 0)]
     execution = only_execution(tmp_path / "run")
