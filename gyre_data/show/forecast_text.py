@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gyre_data.forecast import CapForecast, Forecast
 
-from .layout import wrapped
+from .layout import flow
 from .numbers import amount, count, file_size, plural, power, ratio, share
 
 __all__ = ["forecast_lines"]
@@ -19,19 +19,14 @@ _HEADS = ("J_max", "paths", "trained", "rows tok", "tree tok", "tree FLOPs", "fe
 
 def forecast_lines(found: Forecast, *, j_max: int | None, width: int = 80) -> Iterator[Text]:
     """What the model is, the verdict for this `j_max`, and the table."""
-    size = _billions(found.parameters)
-    active = "" if found.active_parameters == found.parameters else f" ({_billions(found.active_parameters)} active)"
-    hosted = "; nothing trainable here: as if a policy of yours had sampled it" if found.basis == "eligible" else ""
-    told = (
-        f"{'forecast':<{_LABEL}}{found.model}  {size} parameters{active}, state {file_size(found.state_bytes)}; "
-        f"{plural(found.executions, 'execution')}, one pass, before sharding{hosted}"
-    )
-    yield from wrapped(Text(told), width, indent=_LABEL)
+    head = Text(f"{'forecast':<{_LABEL}}").append_text(Text(found.model, style="bold"))
+    yield from flow([head, *map(Text, _about(found))], width, indent=_LABEL)
     cap = found.cap(j_max)
     if cap.flops_ratio is None:
         yield Text(f"{'':<{_LABEL}}nothing to train: no eligible output")
         return
-    yield from wrapped(_verdict(found, cap), width, indent=_LABEL)
+    parts = _verdict(found, cap)
+    yield from flow([Text(" " * _LABEL).append_text(parts[0]), *parts[1:]], width, indent=_LABEL)
     rows = [_HEADS, *(_row(one, found.caps[-1]) for one in found.caps)]
     sizes = [max(len(row[k]) for row in rows) for k in range(len(_HEADS))]
     for place, row in enumerate(rows):
@@ -40,20 +35,28 @@ def forecast_lines(found: Forecast, *, j_max: int | None, width: int = 80) -> It
     yield Text("memory: activations and logits of the largest tree, layers recomputed", style="dim")
 
 
-def _verdict(found: Forecast, cap: CapForecast) -> Text:
-    packed = cap.tree_flops / cap.rows_flops
-    told = Text(
-        f"{'':<{_LABEL}}tree/rows at J_max {_cap(cap)}: FLOPs {packed:.2f}, tokens "
-        f"{cap.tree_tokens / cap.rows_tokens:.2f}; memory {file_size(cap.tree_bytes)} for the largest tree, "
-        f"{file_size(cap.rows_alone_bytes)} for the longest row, {file_size(cap.rows_together_bytes)} for its rows "
-        "together  -> "
-    )
+def _about(found: Forecast) -> Iterator[str]:
+    active = "" if found.active_parameters == found.parameters else f" ({_billions(found.active_parameters)} active)"
+    yield f"{_billions(found.parameters)} parameters{active}"
+    yield f"state {file_size(found.state_bytes)} before sharding"
+    yield f"{plural(found.executions, 'execution')}, one pass"
+    if found.basis == "eligible":
+        yield "nothing trainable here: as if a policy of yours had sampled it"
+
+
+def _verdict(found: Forecast, cap: CapForecast) -> list[Text]:
+    flops, tokens = cap.tree_flops / cap.rows_flops, cap.tree_tokens / cap.rows_tokens
     saved = f"{ratio(cap.flops_ratio)} fewer FLOPs"
-    if cap.worth_packing:
-        told.append(f"worth packing: {saved}", style="bold green")
-    else:
-        told.append(f"hardly worth packing: {saved}", style="bold")
-    return told.append(f" (limit {found.limit}x, a rule of thumb)")
+    worth = (
+        Text("worth packing", style="bold green") if cap.worth_packing else Text("hardly worth packing", style="bold")
+    )
+    return [
+        Text(f"packed/rows at J_max {_cap(cap)}: FLOPs {flops:.2f}"),
+        Text(f"tokens {tokens:.2f}"),
+        Text(f"memory {file_size(cap.tree_bytes)} / {file_size(cap.rows_together_bytes)}"),
+        Text(f"(longest row alone {file_size(cap.rows_alone_bytes)})"),
+        Text("-> ").append_text(worth).append(f": {saved} (limit {found.limit}x, a rule of thumb)"),
+    ]
 
 
 def _billions(parameters: int) -> str:

@@ -70,6 +70,8 @@ def wrapped(text: Text, width: int, *, indent: int = 0, guide: Text | None = Non
     first, *rest = text.wrap(RULER, max(width, _NARROWEST)) or [text]
     if not rest:
         return [first]
+    for line in rest:
+        line.rstrip()
     tail = Text(" ").join(rest)
     lines = [first, *(head + line for line in tail.wrap(RULER, room))]
     for line in lines:

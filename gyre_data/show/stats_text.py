@@ -111,7 +111,8 @@ def _executions(found: Stats) -> list[str | Text]:
     wrong = ", ".join(f"{count(number)} {what}" for number, what in pairs if number)
     if wrong:
         calls.append(" (").append(wrong, style=_WRONG).append(")")
-    return [told, f"in {plural(found.groups, 'group')}", calls, f"p50 {duration(found.duration_p50_s)}"]
+    groups = [f"in {plural(found.groups, 'group')}"] if found.groups else []
+    return [told, *groups, calls, f"p50 {duration(found.duration_p50_s)}"]
 
 
 def _nodes(found: Stats) -> list[str | Text]:
