@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .eligible import eligibility
-from .model_shapes import ModelShape, shape_of
+from .model_shapes import ModelShape, named_shape
 from .ownership import AdmittedTrajectory, keep
 from .tree import Forest, Tables, Tree
 
@@ -167,7 +167,7 @@ def _layer_bytes(shape: ModelShape) -> int:
 
 def forecast(runs: Tables | Sequence[Tables], model: str | Path, *, caps: Sequence[int | None] = J_MAX) -> Forecast:
     """Forecast the cost of training on runs. `model` is a name of the table, a folder with config.json or that file."""
-    shape = shape_of(model)
+    name, shape = named_shape(model)
     forests = [Forest(run) for run in ([cast(Tables, runs)] if hasattr(runs, "table") else runs)]
     shared: list[_Execution] = []
     basis = "trainable"
@@ -176,7 +176,7 @@ def forecast(runs: Tables | Sequence[Tables], model: str | Path, *, caps: Sequen
         if shared:
             break
     return Forecast(
-        model=str(model),
+        model=name,
         parameters=shape.num_parameters(),
         active_parameters=shape.num_parameters(active=True),
         state_bytes=_STATE_BYTES * shape.num_parameters(),

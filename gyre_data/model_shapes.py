@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import ConfigError
 
-__all__ = ["MODELS", "Latent", "ModelShape", "shape_from_config", "shape_of"]
+__all__ = ["MODELS", "Latent", "ModelShape", "named_shape", "shape_from_config", "shape_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +162,11 @@ def shape_of(model: str | Path) -> ModelShape:
 
     Raises ConfigError that names the nearest known models.
     """
+    return named_shape(model)[1]
+
+
+def named_shape(model: str | Path) -> tuple[str, ModelShape]:
+    """The model's full name, or the path of its folder or file, with its sizes; else as `shape_of`."""
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
     if file.is_file():
@@ -171,7 +176,7 @@ def shape_of(model: str | Path) -> ModelShape:
             raise ConfigError(
                 f"{file}: wanted the JSON of a Hugging Face config, got {error}; mend the file"
             ) from error
-        return shape_from_config(config, where=str(file))
+        return str(path), shape_from_config(config, where=str(file))
     short = {name.rsplit("/", 1)[-1].lower(): name for name in MODELS}
     wanted = str(model).lower()
     name = next((name for name in MODELS if name.lower() == wanted), None) or short.get(wanted.rsplit("/", 1)[-1])
@@ -181,7 +186,7 @@ def shape_of(model: str | Path) -> ModelShape:
         raise ConfigError(
             f"wanted a model of the table or a folder with config.json, got {str(model)!r}; nearest known: {told}"
         )
-    return MODELS[name]
+    return name, MODELS[name]
 
 
 def shape_from_config(config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:

@@ -47,15 +47,13 @@ def _about(found: Forecast) -> Iterator[str]:
 def _verdict(found: Forecast, cap: CapForecast) -> list[Text]:
     flops, tokens = cap.tree_flops / cap.rows_flops, cap.tree_tokens / cap.rows_tokens
     saved = f"{ratio(cap.flops_ratio)} fewer FLOPs"
-    worth = (
-        Text("worth packing", style="bold green") if cap.worth_packing else Text("hardly worth packing", style="bold")
-    )
+    word, style = ("worth packing", "bold green") if cap.worth_packing else ("hardly worth packing", "bold")
     return [
         Text(f"packed/rows at J_max {_cap(cap)}: FLOPs {flops:.2f}"),
         Text(f"tokens {tokens:.2f}"),
         Text(f"memory {file_size(cap.tree_bytes)} / {file_size(cap.rows_together_bytes)}"),
         Text(f"(longest row alone {file_size(cap.rows_alone_bytes)})"),
-        Text("-> ").append_text(worth).append(f": {saved} (limit {found.limit}x, a rule of thumb)"),
+        Text("-> ").append(word, style=style).append(f": {saved} (limit {found.limit}x, a rule of thumb)"),
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyre_data.errors import ConfigError
-from gyre_data.model_shapes import MODELS, ModelShape, shape_from_config, shape_of
+from gyre_data.model_shapes import MODELS, ModelShape, named_shape, shape_from_config, shape_of
 
 # Parameter counts as the hub states them for the published weights.
 EXACT = {
@@ -69,6 +69,7 @@ def test_a_model_is_found_by_name_folder_or_file(tmp_path: Path) -> None:
         "tie_word_embeddings": False,
         "sliding_window": None,
     }
+    assert named_shape("qwen3-8b")[0] == "Qwen/Qwen3-8B"
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert shape_of(tmp_path) == shape_of(tmp_path / "config.json") == MODELS["Qwen/Qwen3-8B"]
     with pytest.raises(ConfigError, match="nearest known: Qwen/Qwen3-8B"):
