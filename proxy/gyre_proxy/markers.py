@@ -15,8 +15,12 @@ def first_marker(text: str, markers: Sequence[str]) -> tuple[int, str]:
 
 def open_end(text: str, markers: Sequence[str]) -> int:
     """Length of the longest end of `text` that may be the beginning of a marker."""
-    longest = min(max(map(len, markers), default=1) - 1, len(text))
-    for size in range(longest, 0, -1):
-        if any(marker.startswith(text[-size:]) for marker in markers):
-            return size
-    return 0
+    longest = 0
+    for marker in markers:
+        # Only where its first character stands may one begin, and in most texts that is nowhere near the end.
+        at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+        while at >= 0 and not marker.startswith(text[at:]):
+            at = text.find(marker[0], at + 1)
+        if at >= 0:
+            longest = max(longest, len(text) - at)
+    return longest

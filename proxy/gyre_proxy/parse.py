@@ -24,7 +24,8 @@ __all__ = ["Decoder", "Detokenizer", "ReplyParser", "StopText", "fold", "hidden_
 
 _CUT = "\ufffd"
 _MAX_CUT_BYTES = 3
-_WINDOW = 64
+_SETTLED_FROM, _WINDOW = 16, 64
+"""Ids after which the window is moved on where that splits no character, and where it may: moving it decodes again."""
 
 
 class Decoder(Protocol):
@@ -51,7 +52,7 @@ class Detokenizer:
 
     def feed(self, ids: Iterable[int]) -> str:
         """The text that these ids complete."""
-        fresh = [int(token) for token in ids if int(token) not in self._hidden]
+        fresh = [token for token in map(int, ids) if token not in self._hidden]
         if not fresh:
             return ""
         self._ids += fresh
@@ -59,7 +60,8 @@ class Detokenizer:
         stable = _without_cut_character(whole)
         piece = stable[self._num_shown :]
         self._num_shown = max(self._num_shown, len(stable))
-        if stable == whole or len(self._ids) - self._num_settled > _WINDOW:
+        num_open = len(self._ids) - self._num_settled
+        if num_open > _WINDOW or (num_open >= _SETTLED_FROM and stable == whole):
             self._settle()
         return piece
 

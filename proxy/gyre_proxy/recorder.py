@@ -23,6 +23,9 @@ __all__ = ["Recorder", "Scope", "Writer", "blob_id"]
 
 log = logging.getLogger(__name__)
 
+_LATER_S = 0.2
+"""Longest that rows wait for a commit to go with: one of their own would cost as much as a call's."""
+
 
 def blob_id(data: bytes) -> str:
     """Id under which `data` is stored: its content decides."""
@@ -54,6 +57,7 @@ class _Job:
     rows: Sequence[Any]
     blobs: Sequence[bytes]
     scope: Scope
+    awaited: bool
     done: Future[None] = field(default_factory=Future)
     asked_at: float = field(default_factory=time.perf_counter)
 
@@ -71,11 +75,12 @@ class Recorder:
 
     async def commit(self, rows: Sequence[Any], blobs: Sequence[bytes] = (), scope: Scope | None = None) -> None:
         """Return once `rows` and `blobs` are durable; raise CaptureError when they are not or may not be."""
-        await asyncio.wrap_future(self._submit(rows, blobs, scope))
+        await asyncio.wrap_future(self._submit(_Job(rows=rows, blobs=blobs, scope=scope or Scope(), awaited=True)))
 
     def later(self, rows: Sequence[Any]) -> None:
-        """Make event rows durable soon; a failure is logged, since nobody waits for the answer."""
-        self._submit(rows, (), None).add_done_callback(_log_failure)
+        """Make event rows durable with the next commit, within a fifth of a second; a failure is logged, since nobody
+        waits for the answer."""
+        self._submit(_Job(rows=rows, blobs=(), scope=Scope(), awaited=False)).add_done_callback(_log_failure)
 
     def close(self) -> None:
         """Commit what is queued, seal, and close the writer. Blocks; call it off the event loop."""
@@ -85,10 +90,9 @@ class Recorder:
             self._thread.join()
             self._writer.close()
 
-    def _submit(self, rows: Sequence[Any], blobs: Sequence[bytes], scope: Scope | None) -> Future[None]:
+    def _submit(self, job: _Job) -> Future[None]:
         if self._closed:
             raise CaptureError("the run is closed, nothing can be recorded any more; start the proxy again")
-        job = _Job(rows=rows, blobs=blobs, scope=scope or Scope())
         self._jobs.put(job)
         return job.done
 
@@ -96,17 +100,22 @@ class Recorder:
         going = True
         while going:
             batch: list[_Job] = []
-            job = self._jobs.get()
-            while True:
-                if job is None:
-                    going = False
-                else:
-                    batch.append(job)
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
+            going = self._gather(batch)
             self._commit(batch)
+
+    def _gather(self, batch: list[_Job]) -> bool:
+        """Fill `batch` with what is to be committed now. False when nothing will follow it."""
+        due: float | None = None
+        while True:
+            try:
+                job = self._jobs.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                return True
+            if job is None:
+                return False
+            batch.append(job)
+            latest = time.monotonic() + (0.0 if job.awaited else _LATER_S)
+            due = latest if due is None else min(due, latest)
 
     def _commit(self, batch: list[_Job]) -> None:
         late = [job for job in batch if job.scope.broken]
@@ -130,7 +139,8 @@ class Recorder:
             return
         now = time.perf_counter()
         for job in batch:
-            self.observe_wait(now - job.asked_at)
+            if job.awaited:
+                self.observe_wait(now - job.asked_at)
             job.done.set_result(None)
 
 

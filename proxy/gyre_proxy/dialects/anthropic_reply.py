@@ -10,7 +10,7 @@ import orjson
 from anthropic.types.raw_message_delta_event import Delta
 from pydantic import BaseModel
 
-from gyre_proxy.dialects.base import ReplyContext, line_safe, mint_call_id
+from gyre_proxy.dialects.base import ReplyContext, TextFrame, line_safe, mint_call_id
 from gyre_proxy.message import Reasoning, Reply, ReplyEvent, Text, ToolCall, Usage
 from gyre_proxy.parse import fold
 
@@ -79,6 +79,8 @@ class AnthropicStream:
         self._call = call
         self._index = -1
         self._open: Literal["text", "thinking"] | None = None
+        self._text: TextFrame
+        """Writes the deltas of the open block."""
         self._num_calls = 0
 
     def start(self) -> bytes:
@@ -101,11 +103,8 @@ class AnthropicStream:
             return self._tool_call(event)
         if not event.text:
             return b""
-        if isinstance(event, Text):
-            start = self._switch("text")
-            return start + self._delta(sdk.TextDelta(type="text_delta", text=event.text))
-        start = self._switch("thinking")
-        return start + self._delta(sdk.ThinkingDelta(type="thinking_delta", thinking=event.text))
+        start = self._switch("text" if isinstance(event, Text) else "thinking")
+        return start + self._text.of(event.text)
 
     def keep_alive(self) -> bytes:
         """A `message_delta` without a stop reason: the one event that Claude Code counts as life and nobody keeps."""
@@ -153,7 +152,9 @@ class AnthropicStream:
         self._index += 1
         self._open = kind
         if kind == "text":
+            self._text = TextFrame(lambda text: self._delta(sdk.TextDelta(type="text_delta", text=text)))
             return out + self._begin(sdk.TextBlock(type="text", text="", citations=None))
+        self._text = TextFrame(lambda text: self._delta(sdk.ThinkingDelta(type="thinking_delta", thinking=text)))
         return out + self._begin(sdk.ThinkingBlock(type="thinking", thinking="", signature=""))
 
     def _close(self) -> bytes:

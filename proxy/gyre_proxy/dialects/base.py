@@ -7,10 +7,12 @@ no state between calls; only a `StreamEncoder` has state, that of its own stream
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from gyre_data.errors import GyreError
@@ -26,6 +28,7 @@ __all__ = [
     "Dialect",
     "ReplyContext",
     "StreamEncoder",
+    "TextFrame",
     "line_safe",
     "load_body",
     "mint_call_id",
@@ -144,6 +147,19 @@ def line_safe(payload: bytes) -> bytes:
         if separator in payload:
             payload = payload.replace(separator, escape)
     return payload
+
+
+class TextFrame:
+    """One event of a stream with another text each time: the official model writes it once, not for every delta."""
+
+    def __init__(self, write: Callable[[str], bytes]) -> None:
+        """`write` gives the event for a text."""
+        mark = secrets.token_hex(8)  # nothing that a client sent, which may stand in the event, is equal to it
+        self._before, self._after = write(mark).split(orjson.dumps(mark))
+
+    def of(self, text: str) -> bytes:
+        """The event for `text`."""
+        return self._before + line_safe(orjson.dumps(text)) + self._after
 
 
 def load_body(body: bytes) -> dict[str, Any]:

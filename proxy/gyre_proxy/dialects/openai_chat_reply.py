@@ -12,7 +12,7 @@ from openai.types.chat import chat_completion, chat_completion_chunk
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 from openai.types.completion_usage import PromptTokensDetails
 
-from gyre_proxy.dialects.base import ReplyContext, line_safe, mint_call_id
+from gyre_proxy.dialects.base import ReplyContext, TextFrame, line_safe, mint_call_id
 from gyre_proxy.message import Reply, ReplyEvent, Text, TokenLogprob, ToolCall, Usage
 
 __all__ = ["STATUSES", "ChatStream", "batch", "error_body"]
@@ -92,6 +92,7 @@ class ChatStream:
         self._call = call
         self._num_calls = 0
         self._has_text = False
+        self._texts: dict[str, TextFrame] = {}
 
     def start(self) -> bytes:
         """The chunk that names the role."""
@@ -115,9 +116,11 @@ class ChatStream:
             return b""
         if isinstance(event, Text):
             self._has_text = True
-            return self._chunk(chat_completion_chunk.ChoiceDelta(content=event.text))
-        delta = chat_completion_chunk.ChoiceDelta.model_validate({"reasoning_content": event.text})
-        return self._chunk(delta)
+        name = "content" if isinstance(event, Text) else "reasoning_content"
+        if name not in self._texts:
+            delta = chat_completion_chunk.ChoiceDelta.model_validate
+            self._texts[name] = TextFrame(lambda text: self._chunk(delta({name: text})))
+        return self._texts[name].of(event.text)
 
     def keep_alive(self) -> bytes:
         """A chunk with an empty delta: unlike a comment, every client counts it as an event."""
