@@ -41,7 +41,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	for b in data proxy training scheduler; do $(BIN)/python benchmarks/$$b.py --quick || exit 1; done
+	for b in data proxy turns training scheduler; do $(BIN)/python benchmarks/$$b.py --quick || exit 1; done
 
 schemas: setup
 	$(BIN)/python tools/generate_schemas.py

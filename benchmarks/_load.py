@@ -1,7 +1,8 @@
 """Engine and clients of the proxy's benchmark, in a process of their own, so that the CPU measured is the proxy's.
 
-Run by `Load`; as a program it serves two engines (one paced like a real one, one as fast as it can) and then runs the
-loads it is asked for, one JSON object a line.
+Run by `Load`; as a program it serves three engines (one paced like a real one, with an event for each token; the same
+with as many tokens an event as it is asked for; one as fast as it can) and then runs the loads it is asked for, one
+JSON object a line.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ GAP_S = 0.025
 """Between two tokens of one reply: 40 tokens a second, as a big model gives them."""
 
 
-def engine_app(vocab: int, gap_s: float) -> Starlette:
-    """An engine whose replies are `max_new_tokens` printable tokens, an event each, then the stop token."""
+def engine_app(vocab: int, gap_s: float, *, heeds_interval: bool = False) -> Starlette:
+    """An engine whose replies are `max_new_tokens` printable tokens, the last of them the stop token.
+
+    An event each; or, if it heeds `stream_interval`, as SGLang does: the first token at once, then whenever so many are
+    unsent, and the rest with the last.
+    """
 
     async def generate(request: Request) -> Response:
         body = orjson.loads(await request.body())
@@ -42,22 +47,26 @@ def engine_app(vocab: int, gap_s: float) -> Starlette:
         number, stop = body["sampling_params"]["max_new_tokens"], body["sampling_params"]["stop_token_ids"][0]
         rng = np.random.default_rng(body["sampling_params"]["sampling_seed"])
         ids = [int(token) for token in rng.integers(300, vocab - 20, number - 1)] + [stop]
-        begun = asyncio.get_running_loop().time()
-        for index, token in enumerate(ids):
+        interval = body["sampling_params"].get("stream_interval") or 1 if heeds_interval else 1
+        begun, sent = asyncio.get_running_loop().time(), 0
+        for index in range(number):
             last = index + 1 == number
+            if not last and sent and index + 1 - sent < interval:
+                continue
+            fresh, sent = ids[sent : index + 1], index + 1
+            if gap_s:
+                await asyncio.sleep(begun + index * gap_s - asyncio.get_running_loop().time())
             meta = {
                 "id": body["rid"],
                 "prompt_tokens": len(body["input_ids"]),
                 "completion_tokens": index + 1,
                 "cached_tokens": 0,
                 "finish_reason": {"type": "stop", "matched": stop} if last else None,
-                "output_token_logprobs": [[-0.5, token, None]],
+                "output_token_logprobs": [[-0.5, token, None] for token in fresh],
                 "output_token_logprobs_length": index + 1,
                 "weight_version": "bench:0",
             }
-            yield b"data: " + orjson.dumps({"text": "", "output_ids": [token], "meta_info": meta}) + b"\n\n"
-            if gap_s:
-                await asyncio.sleep(begun + (index + 1) * gap_s - asyncio.get_running_loop().time())
+            yield b"data: " + orjson.dumps({"text": "", "output_ids": fresh, "meta_info": meta}) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
     async def info(request: Request) -> Response:
@@ -73,7 +82,9 @@ async def serving(app: Any) -> AsyncIterator[str]:
     """`app` on a port of loopback; gives its URL."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", access_log=False))
+    # A busy machine may keep a connection idle for longer than the usual 5 s.
+    config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, timeout_keep_alive=75)
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve([listener]))
     while not server.started:
         await asyncio.sleep(0.01)
@@ -87,8 +98,12 @@ async def serving(app: Any) -> AsyncIterator[str]:
 async def _serve(vocab: int) -> None:
     reader = asyncio.StreamReader(limit=1 << 30)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async with serving(engine_app(vocab, GAP_S)) as paced, serving(engine_app(vocab, 0.0)) as fast:
-        print(json.dumps([paced, fast]), flush=True)
+    async with (
+        serving(engine_app(vocab, GAP_S)) as paced,
+        serving(engine_app(vocab, GAP_S, heeds_interval=True)) as coalescing,
+        serving(engine_app(vocab, 0.0)) as fast,
+    ):
+        print(json.dumps([paced, coalescing, fast]), flush=True)
         while line := await reader.readline():
             asked = json.loads(line)
             limits = httpx.Limits(max_connections=None)
@@ -119,7 +134,7 @@ class Load:
     def __init__(self, vocab: int) -> None:
         command = [sys.executable, __file__, str(vocab)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.paced, self.fast = json.loads(self._line())
+        self.paced, self.coalescing, self.fast = json.loads(self._line())
 
     def _line(self) -> str:
         assert self._process.stdout is not None

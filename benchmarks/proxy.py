@@ -6,7 +6,6 @@ process of their own, so that the CPU time measured is the proxy's. docs/perform
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import statistics
 import subprocess
@@ -35,33 +34,46 @@ BOUNDS = {
 # --- events and waits -------------------------------------------------------------------------------------------------
 
 
-async def measure_events(folder: Path, model: Path, load: Load, streams: int, events: int) -> dict[str, float]:
-    """CPU of one more engine event, with many streams at once, and what clients wait for beside the engine.
+async def measure_events(folder: Path, model: Path, load: Load, streams: int, tokens: int) -> dict[str, float]:
+    """CPU of one more token, with many streams at once, and what clients wait for beside the engine.
 
-    Long replies less short ones, divided by the events between: the cost of a call's beginning and end is a turn's.
+    From an engine that sends each token as an event of its own, where it is the CPU of an event; and from one that
+    sends as many together as it is asked for, as SGLang does.
     """
     waits: list[float] = []
-    short, long = [], []
     async with proxied(folder / "events", model, load.paced, waits) as url:
-        await load.run(url, "/x/warm{i}/v1/messages", _asked(10), streams)
+        each, with_turn = await _token_cpu(url, load, streams, tokens)
         waits.clear()
-        for number in range(3):
-            short.append(await _cpu(load.run(url, f"/x/s{number}-{{i}}/v1/messages", _asked(10), streams)))
-            long.append(await _cpu(load.run(url, f"/x/l{number}-{{i}}/v1/messages", _asked(10 + events), streams)))
         through = await load.run(url, "/x/w{i}/v1/messages", _asked(40), streams, rounds=3, mark="content_block_delta")
+    async with proxied(folder / "coalescing", model, load.coalescing, []) as url:
+        together, _ = await _token_cpu(url, load, streams, tokens)
     sampling = {"max_new_tokens": 40, "stop_token_ids": [1], "sampling_seed": 1}
     plain = {"rid": "r", "input_ids": [1, 2, 3], "sampling_params": sampling}
     direct = await load.run(load.paced, "/generate", plain, streams, rounds=3, mark="data")
     waits.sort()
     return {
-        # The least disturbed round of each: other work on the machine only ever adds.
-        "event_cpu_us": 1e6 * (min(long) - min(short)) / (streams * events),
-        "event_cpu_with_turn_us": 1e6 * min(long) / (streams * (10 + events)),
+        "event_cpu_us": 1e6 * each,
+        "event_cpu_with_turn_us": 1e6 * with_turn,
+        "token_cpu_us_coalesced": 1e6 * together,
         "commit_wait_p50_ms": 1e3 * statistics.median(waits),
         "commit_wait_p99_ms": 1e3 * waits[int(0.99 * len(waits))],
         **_added("first_token_added", through["calls"], direct["calls"], 0),
         **_added("reply_end_added", through["calls"], direct["calls"], 1),
     }
+
+
+async def _token_cpu(url: str, load: Load, streams: int, tokens: int) -> tuple[float, float]:
+    """CPU seconds of one more token of a reply, and of one with its share of the call's beginning and end.
+
+    Long replies less short ones, divided by the tokens between: the cost of a call's beginning and end is a turn's.
+    """
+    short, long = [], []
+    await load.run(url, "/x/warm{i}/v1/messages", _asked(10), streams)
+    for number in range(3):
+        short.append(await _cpu(load.run(url, f"/x/s{number}-{{i}}/v1/messages", _asked(10), streams)))
+        long.append(await _cpu(load.run(url, f"/x/l{number}-{{i}}/v1/messages", _asked(10 + tokens), streams)))
+    # The least disturbed round of each: other work on the machine only ever adds.
+    return (min(long) - min(short)) / (streams * tokens), min(long) / (streams * (10 + tokens))
 
 
 def _asked(tokens: int) -> dict[str, Any]:
@@ -249,4 +261,15 @@ async def measure(folder: Path, quick: bool) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(_frame.run("proxy", __doc__, BOUNDS, lambda folder, quick: asyncio.run(measure(folder, quick))))
+    from gyre_proxy.serve import run_loop
+
+    def measured(folder: Path, quick: bool) -> dict[str, float]:
+        figures: dict[str, float] = {}
+
+        async def work() -> None:
+            figures.update(await measure(folder, quick))
+
+        run_loop(work())  # the loop that a proxy runs on
+        return figures
+
+    sys.exit(_frame.run("proxy", __doc__, BOUNDS, measured))
