@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import zstandard
+
+from tests.support.threads import held_in_a_thread
 
 __all__ = [
     "Answer",
@@ -96,23 +97,8 @@ class Provider:
     @contextmanager
     def in_a_thread(self) -> Iterator[Provider]:
         """The same for tests that wait for processes."""
-        up, down = threading.Event(), asyncio.Event()
-        loop = asyncio.new_event_loop()
-
-        async def run() -> None:
-            async with self.serving():
-                up.set()
-                await down.wait()
-
-        thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
-        thread.start()
-        up.wait()
-        try:
+        with held_in_a_thread(self.serving()):
             yield self
-        finally:
-            loop.call_soon_threadsafe(down.set)
-            thread.join()
-            loop.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

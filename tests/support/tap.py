@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from tests.support.observing import Got, read_answer
 from tests.support.provider import Sent, read_request
+from tests.support.threads import held_in_a_thread
 
 __all__ = ["Tap"]
 
@@ -23,32 +23,25 @@ class Tap:
 
     @contextmanager
     def in_a_thread(self) -> Iterator[Tap]:
-        loop, up, down = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+        with held_in_a_thread(self._serving()):
+            yield self
 
-        async def run() -> None:
-            tasks: set[asyncio.Task[None]] = set()
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        tasks: set[asyncio.Task[None]] = set()
 
-            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                tasks.add(loop.create_task(self._connection(reader, writer)))
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            tasks.add(asyncio.get_running_loop().create_task(self._connection(reader, writer)))
 
-            server = await asyncio.start_server(accept, "127.0.0.1", 0)
-            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            up.set()
-            await down.wait()
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield
+        finally:
             server.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-        thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
-        thread.start()
-        up.wait()
-        try:
-            yield self
-        finally:
-            loop.call_soon_threadsafe(down.set)
-            thread.join()
-            loop.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(*self._to)
