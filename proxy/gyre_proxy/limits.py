@@ -82,8 +82,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there; judge it before anything acts on it."""
         self._head_arrived()
-        if self._judge(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)):
-            super().on_headers_complete()
+        if not self._judge(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)):
+            return
+        if self.parser.should_upgrade() and self.parser.get_method() == b"POST":
+            # The parser takes what follows for another protocol, and the body would be lost.
+            self._refuse(b"400 Bad Request", "HTTP/1.1 without an upgrade header; turn HTTP/2 (h2c) off in the client")
+            return
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Bytes of a request that was refused go nowhere."""

@@ -130,6 +130,14 @@ class Router:
         known = self._engines.get(client.url)
         info = await client.info()
         version = read_version(info.weight_version, self._policy_id)
+        if self._policy_id is not None and str(version) == info.weight_version:
+            log.warning(
+                "--policy %s has no effect on engine %s: its weights already have a name and number, %s; leave it out, "
+                "or start the engine without --weight-version",
+                self._policy_id,
+                url,
+                version,
+            )
         if known is not None:
             known.info, known.version, known.num_missed = info, version, 0
             if known.state == "down":

@@ -95,6 +95,11 @@ class ProxySettings:
             )
         if self.thinking not in ("keep", "fork"):
             raise ConfigError(f"wanted --thinking keep or fork, got {self.thinking!r}")
+        if self.policy is not None and (not self.policy or ":" in self.policy):
+            raise ConfigError(
+                f"wanted --policy ID, a name for the weights of an engine that has none, got {self.policy!r}; "
+                "leave the number out: such weights are ID:0"
+            )
         if not self.engines:
             raise ConfigError("wanted at least one --engine URL, got none; start one with `gyre engine`")
 

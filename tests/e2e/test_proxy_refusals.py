@@ -10,6 +10,7 @@ import pytest
 
 from gyre_data.errors import ConfigError
 from gyre_data.store import open as open_run
+from gyre_proxy.settings import ProxySettings
 from tests.support.proxy_server import calls_of, check_run, serve_proxy
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.toy_template import ToyTemplate
@@ -149,8 +150,6 @@ async def test_keys(tmp_path):
 
 
 def test_a_proxy_for_others_wants_a_key(tmp_path):
-    from gyre_proxy.settings import ProxySettings
-
     options = {"run": tmp_path, "engines": ("http://e",), "tokenizer": tmp_path}
     with pytest.raises(ConfigError, match="add --key KEY"):
         ProxySettings(host="0.0.0.0", **options)
@@ -173,6 +172,18 @@ async def test_engines_that_do_not_fit_are_refused_at_the_start(tmp_path):
             await served.anthropic().messages.create(**REQUEST)
     check_run(tmp_path / "c", unlabelled)
     assert unlabelled.requests[0]["extra_key"] == "mine:0"
+
+
+@pytest.mark.parametrize("policy", ["", "run:3"])
+def test_a_policy_is_a_name_without_a_number(tmp_path, policy):
+    with pytest.raises(ConfigError, match="wanted --policy ID"):
+        ProxySettings(run=tmp_path, engines=("http://e",), tokenizer=tmp_path, policy=policy)
+
+
+async def test_a_policy_beside_weights_that_have_a_name_is_said_to_do_nothing(tmp_path, caplog):
+    engine = ScriptedEngine([OTHER])
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine, policy="mine"):
+        assert "--policy mine has no effect on engine" in caplog.text
 
 
 async def test_another_template_does_not_go_on_with_a_run(tmp_path):

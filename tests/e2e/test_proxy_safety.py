@@ -85,6 +85,16 @@ async def test_a_head_that_is_too_large_too_slow_or_never_ends(tmp_path):
     assert len(check_run(tmp_path / "run", engine)) == 1
 
 
+async def test_a_body_behind_an_upgrade_is_refused_and_not_waited_for(tmp_path):
+    engine = ScriptedEngine([OTHER])
+    head = b"POST /x/e1/v1/messages HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
+    async with engine.serving(), serve_proxy(tmp_path / "run", engine) as served:
+        answer = await raw(served.url, [head + b"content-length: 2\r\n\r\n{}"])
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"turn HTTP/2 (h2c) off" in answer
+    assert calls_of(tmp_path / "run") == []
+
+
 @pytest.mark.parametrize("path", WIRES)
 async def test_calls_in_flight_are_bounded(tmp_path, path):
     engine, bounds = ScriptedEngine([OTHER]), Bounds(calls=2, calls_per_execution=1)

@@ -50,6 +50,11 @@ def test_an_unknown_command_is_refused() -> None:
         (["record", "cluade"], "wanted the program cluade, found none on PATH"),
         (["record", "--engine", "http://127.0.0.1:1", "true"], "got no --tokenizer"),
         (["record", "--run", "/proc/a", "true"], "wanted to record to /proc/a, got"),
+        (["record", "true", "--run", "a"], "wanted --run before the client"),
+        (
+            ["record", "--run", "a", "--engine", "http://127.0.0.1:1", "--tokenizer", "none", "true", "-p"],
+            "wanted a tokenizer folder",
+        ),
         (["proxy", "--run", "a", "--port", "65536"], "--port"),
         (["proxy", "--run", "a", "--context-window", "0"], "--context-window"),
         (["proxy", "--run", "a", "--max-tokens", "0"], "--max-tokens"),

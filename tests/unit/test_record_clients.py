@@ -1,5 +1,6 @@
 """What `gyre record` sets for each client, and what it keeps of a command."""
 
+import inspect
 import json
 import re
 import shlex
@@ -12,15 +13,16 @@ import pytest
 import typer
 from typer.main import get_command
 
+from gyre_data.errors import ConfigError
 from gyre_proxy.launch.clients import CLIENTS, plan_launch, plan_watch, settings_base_url
 from gyre_proxy.launch.commands import record
-from gyre_proxy.launch.record import fresh_run, shown_command, user_upstreams
+from gyre_proxy.launch.record import OUR_OPTIONS, client_words, fresh_run, shown_command, user_upstreams
 
 
 def build_command(function):
     """The command as the command line builds it."""
     app = typer.Typer()
-    app.command()(function)
+    app.command(context_settings=function.context_settings)(function)
     return get_command(app)
 
 
@@ -107,6 +109,15 @@ def test_the_extension_for_pi_is_a_module_that_moves_two_providers(tmp_path: Pat
 )
 def test_a_command_is_recorded_without_its_secrets(command: list[str], shown: list[str]) -> None:
     assert shown_command(command) == shown
+
+
+def test_what_comes_after_the_client_is_its_own() -> None:
+    assert client_words(["claude", "-p", "x"]) == client_words(["claude", "--", "-p", "x"]) == ["claude", "-p", "x"]
+    assert client_words(["any", "--", "--run", "x", "--"]) == ["any", "--run", "x", "--"]
+    with pytest.raises(ConfigError, match="wanted --run before the client, got it after claude"):
+        client_words(["claude", "--run=x"])
+    ours = [f"--{name.replace('_', '-')}" for name in inspect.signature(record).parameters if name != "words"]
+    assert set(ours) == set(OUR_OPTIONS)
 
 
 def test_each_recording_of_a_day_gets_a_folder(tmp_path: Path) -> None:

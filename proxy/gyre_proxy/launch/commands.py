@@ -18,7 +18,7 @@ from gyre_data.child import free_port, gyre_child
 from gyre_data.errors import ConfigError
 
 from .client import ProxyClient, endpoint_of, serves
-from .record import Recorded, fresh_run, tell, user_upstreams
+from .record import Recorded, client_words, fresh_run, tell, user_upstreams
 from .record import record as record_client
 from .show import Board
 from .supervisor import RunResult, Supervisor
@@ -56,6 +56,7 @@ def proxy_for(
             f"{'--tokenizer' if engines else '--engine'}; give both here, or start "
             f"`gyre proxy --run {run} --engine URL --tokenizer DIR`"
         )
+    made, came_up = not run.exists(), False
     try:
         run.mkdir(parents=True, exist_ok=True)
         (run / "proxy.log").touch(0o600)
@@ -72,8 +73,13 @@ def proxy_for(
     for name, url in upstreams.items() if upstreams is not None and observe else ():
         arguments += [f"--upstream-{name}", url]
     env = {"GYRE_KEY": key} if key else None
-    with gyre_child(arguments, run / "proxy.log", address, is_ready=lambda url: serves(url, run, key), env=env):
-        yield address
+    try:
+        with gyre_child(arguments, run / "proxy.log", address, is_ready=lambda url: serves(url, run, key), env=env):
+            came_up = True
+            yield address
+    finally:
+        if made and not came_up:  # the end of its log is in the error
+            shutil.rmtree(run, ignore_errors=True)
 
 
 def run(
@@ -128,7 +134,7 @@ async def _run(
 
 def record(
     words: Annotated[
-        list[str], typer.Argument(help="claude, codex, opencode, pi, or any command; flags of it after --.")
+        list[str], typer.Argument(help="claude, codex, opencode, pi, or any command, with what belongs to it.")
     ],
     run: Annotated[Path | None, typer.Option("--run", help="Run folder (default: a fresh one in runs/).")] = None,
     engine: EngineOption = None,
@@ -138,10 +144,13 @@ def record(
     upstream_chatgpt: UpstreamOption = None,
     key: KeyOption = None,
 ) -> None:
-    """Start one client through the proxy and record it: `gyre record claude`, `gyre record -- mini -t "..."`.
+    """Start one client through the proxy and record it: `gyre record claude -p "..."`.
+
+    What comes after the client is its own; options of `gyre record` stand before it.
 
     Without --engine it is observed: it talks to its own hosted API with its own login, and nothing of that is changed.
     """
+    words = client_words(words)
     if shutil.which(words[0]) is None:
         raise ConfigError(f"wanted the program {words[0]}, found none on PATH; install it first, or mend its name")
     folder = run or fresh_run()
@@ -154,6 +163,9 @@ def record(
     calls = "1 call" if ended.num_calls == 1 else f"{ended.num_calls} calls"
     tell(f"recorded {ended.execution_id} in {folder}: {calls}   next: gyre tree {folder} | gyre stats {folder}")
     raise typer.Exit(ended.status)
+
+
+record.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]
 
 
 async def _record(endpoint: str, key: str | None, run: Path, words: list[str]) -> Recorded:

@@ -21,11 +21,22 @@ from .client import ProxyClient
 from .clients import Launch, plan_launch, plan_watch, settings_base_url
 from .harness import environment
 
-__all__ = ["Recorded", "fresh_run", "record", "shown_command", "tell", "user_upstreams"]
+__all__ = ["OUR_OPTIONS", "Recorded", "client_words", "fresh_run", "record", "shown_command", "tell", "user_upstreams"]
 
 _SILENT_S = 20.0
 _SECRET_FLAG = re.compile(r"--?[\w-]*(key|token|secret|password|auth)[\w-]*", re.IGNORECASE)
 _SECRET = re.compile(r"(sk|rk|pk)-[\w-]{8,}")
+
+OUR_OPTIONS = (
+    "--run",
+    "--engine",
+    "--tokenizer",
+    "--key",
+    "--upstream-anthropic",
+    "--upstream-openai",
+    "--upstream-chatgpt",
+)
+"""What `gyre record` takes itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +60,24 @@ def fresh_run(root: Path = Path("runs"), today: date | None = None) -> Path:
         if not (path := root / f"{day}{letters}").exists():
             return path
         number += 1
+
+
+def client_words(words: Sequence[str]) -> list[str]:
+    """The client's command line; `claude -p x` and `claude -- -p x` are the same.
+
+    Raises ConfigError for an option of ours after the client, which would get it, unless that stands after a `--`.
+    """
+    name, *rest = words
+    if rest[:1] == ["--"]:
+        return [name, *rest[1:]]
+    ours = [word for word in rest if word.partition("=")[0] in OUR_OPTIONS]
+    if ours:
+        option = ours[0].partition("=")[0]
+        raise ConfigError(
+            f"wanted {option} before the client, got it after {name}, which would be given it; write "
+            f"`gyre record {option} ... {name}`, or `gyre record {name} -- ...` if it is {name}'s own"
+        )
+    return [name, *rest]
 
 
 def user_upstreams(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
