@@ -24,7 +24,16 @@ from .schema import ScoreStatus
 from .tree import Tables
 from .types import Score
 
-__all__ = ["Reward", "evaluator_weights", "latest_scored", "make_score", "reward", "score", "scores_by_execution"]
+__all__ = [
+    "Reward",
+    "evaluator_weights",
+    "latest_scored",
+    "make_score",
+    "parse_weights",
+    "reward",
+    "score",
+    "scores_by_execution",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +127,18 @@ def latest_scored(rows: Iterable[Score], evaluator: str) -> Score | None:
     """The last scored row of an evaluator, given as `name` or `name@version`; None when it never scored."""
     scored = [row for row in _of(rows, evaluator) if row.status == ScoreStatus.SCORED]
     return scored[-1] if scored else None
+
+
+def parse_weights(words: Iterable[str] | None) -> dict[str, float] | None:
+    """Evaluators as commands take them, NAME or NAME=WEIGHT; None when none is named."""
+    found: dict[str, float] = {}
+    for word in words or ():
+        name, sep, weight = word.partition("=")
+        try:
+            found[name] = float(weight) if sep else 1.0
+        except ValueError:
+            raise ConfigError(f"wanted --evaluator NAME or NAME=WEIGHT, got {word!r}; write pytest=0.5") from None
+    return found or None
 
 
 def evaluator_weights(rows: Iterable[Score], wanted: Mapping[str, float] | None) -> dict[str, float]:

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from gyre_data.decode import decoder
-from gyre_data.errors import ConfigError
 from gyre_data.execution import executions, short_id
 from gyre_data.explain import ExecutionExplained, explain_execution, explain_run
 from gyre_data.provenance import explain_call, explain_token, request_body
 from gyre_data.reader import Run
+from gyre_data.scores import parse_weights
 
 from .explain_text import execution_lines, run_lines
 from .layout import print_json, screen, show
@@ -44,7 +44,7 @@ def explain(
     from, which trajectory owns it, and with which weight it enters the loss.
     """
     opened, rest = split_run([word for word in (run, target) if word is not None], 1)
-    weights, cap = _weights(evaluator), j_max or None
+    weights, cap = parse_weights(evaluator), j_max or None
     if not rest:
         _run(opened, weights, cap, as_json)
         return
@@ -88,15 +88,3 @@ def _call(found: Target, of: ExecutionExplained, j_max: int | None, tokenizer: s
         decode = decoder(found.run, tokenizer)
         lines = token_lines(token, call, of, short=found.short, where=found.where, width=console.width, decode=decode)
         show(lines, console)
-
-
-def _weights(names: list[str] | None) -> Mapping[str, float] | None:
-    """NAME or NAME=WEIGHT to a weight by name; None when nothing was named."""
-    found: dict[str, float] = {}
-    for text in names or ():
-        name, sep, weight = text.partition("=")
-        try:
-            found[name] = float(weight) if sep else 1.0
-        except ValueError:
-            raise ConfigError(f"wanted --evaluator NAME or NAME=WEIGHT, got {text!r}; write pytest=0.5") from None
-    return found or None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gyre_data.errors import ConfigError
 from gyre_data.query import batches, describe
+from gyre_data.scores import parse_weights
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
 
@@ -52,7 +51,7 @@ def query(
         show(view_lines(describe(), " ".join(runs) or "RUN", console.width), console)
         return
     opened = [open_run(find_run(run)) for run in runs] or [open_run(find_run())]
-    reader = batches(opened, sql, j_max=j_max or None, evaluators=_weights(evaluator))
+    reader = batches(opened, sql, j_max=j_max or None, evaluators=parse_weights(evaluator))
     if out is not None:
         typer.echo(f"{out}: {save(reader, out):,} rows")
     elif as_json or as_csv:
@@ -69,14 +68,3 @@ def query(
 def _is_sql(word: str) -> bool:
     """A query has blanks in it, and is no folder's name."""
     return len(word.split()) > 1 and not os.path.exists(word)
-
-
-def _weights(named: Sequence[str] | None) -> Mapping[str, float] | None:
-    found: dict[str, float] = {}
-    for one in named or ():
-        name, _, weight = one.partition("=")
-        try:
-            found[name] = float(weight or 1)
-        except ValueError as error:
-            raise ConfigError(f"wanted --evaluator NAME or NAME=WEIGHT, got {one!r}; for example pytest=1") from error
-    return found or None

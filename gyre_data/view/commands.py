@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from gyre_data.scores import parse_weights
 from gyre_data.show.target import split_run, targets
 
 from .report import write_report
@@ -31,6 +32,9 @@ def view(
     remote: Annotated[
         bool, typer.Option("--remote", help="Allow a --host that others reach; each browser needs the printed token.")
     ] = False,
+    evaluator: Annotated[
+        list[str] | None, typer.Option(help="NAME or NAME=WEIGHT of the reward; may repeat. Left out, the only one.")
+    ] = None,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
 ) -> None:
     """Look at a run in the browser: trees, lanes over time, conversations, tokens. Follows a run being recorded.
@@ -39,14 +43,15 @@ def view(
     """
     opened, rest = split_run([word for word in (run, execution) if word is not None], 1)
     found = targets(opened, rest)[0] if rest else None
+    judged: dict[str, Any] = {"j_max": j_max or None, "evaluators": parse_weights(evaluator)}
     if out is not None:
         only = found.execution.execution_id if found else None
-        written = write_report(opened, out, execution=only, j_max=j_max or None)
+        written = write_report(opened, out, execution=only, **judged)
         size = f"{written.stat().st_size / 1e6:.1f} MB"
         typer.echo(f"{written}: {size}, opens in any browser without network; it holds every text of the run")
         return
     token = os.environ.get("GYRE_VIEW_TOKEN")
-    with ViewServer(opened, host=host, port=port, remote=remote, token=token, j_max=j_max or None) as server:
+    with ViewServer(opened, host=host, port=port, remote=remote, token=token, **judged) as server:
         url = (
             server.url_of(found.execution.execution_id, found.call.call_id if found.number else None)
             if found

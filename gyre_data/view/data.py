@@ -7,7 +7,7 @@ what is opened. Nothing is left out for size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
 from enum import StrEnum
@@ -70,11 +70,11 @@ def run_model(run: Run) -> dict[str, Any]:
     }
 
 
-def run_figures(run: Run, *, j_max: int | None = 5) -> dict[str, Any]:
+def run_figures(run: Run, *, j_max: int | None = 5, evaluators: Mapping[str, float] | None = None) -> dict[str, Any]:
     """What needs every tree: sharing, distributions, what would be trained, and why executions are not admitted."""
     told: dict[str, Any] = {"stats": plain(stats(run, j_max=j_max).to_json()), "j_max": j_max}
     try:
-        admission = admit(run, j_max=j_max)
+        admission = admit(run, j_max=j_max, evaluators=evaluators)
     except ConfigError as error:  # several evaluators, and nobody said which one is the reward
         return told | {"admission": {}, "groups": [], "not_judged": str(error)}
     every: dict[str, dict[str, Any]] = {

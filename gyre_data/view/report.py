@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,19 @@ __all__ = ["write_report"]
 _BUNDLE_BYTES = 1 << 19  # texts inflated together when one of them is opened
 
 
-def write_report(run: Run, out: str | Path, *, execution: str | None = None, j_max: int | None = 5) -> Path:
+def write_report(
+    run: Run,
+    out: str | Path,
+    *,
+    execution: str | None = None,
+    j_max: int | None = 5,
+    evaluators: Mapping[str, float] | None = None,
+) -> Path:
     """Write `run`, or one execution of it, to the HTML file `out`; raises ConfigError when it cannot be written.
 
     The file holds the texts and raw requests of the run: redact first (`gyre export`) what may not be given away.
     """
-    out = Path(out)
+    out, figures = Path(out), run_figures(run, j_max=j_max, evaluators=evaluators)
     known = executions(run)
     wanted = list(known) if execution is None else [find(known, execution)]
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
@@ -44,7 +51,7 @@ def write_report(run: Run, out: str | Path, *, execution: str | None = None, j_m
         with os.fdopen(
             os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
         ) as file:
-            file.writelines(page(_chunks(run, wanted, j_max), title=f"{Path(run.path).name} - gyre view"))
+            file.writelines(page(_chunks(run, wanted, figures), title=f"{Path(run.path).name} - gyre view"))
         unfinished.replace(out)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
@@ -52,19 +59,19 @@ def write_report(run: Run, out: str | Path, *, execution: str | None = None, j_m
     return out
 
 
-def _chunks(run: Run, wanted: Sequence[str], j_max: int | None) -> Iterator[Chunk]:
+def _chunks(run: Run, wanted: Sequence[str], figures: dict[str, Any]) -> Iterator[Chunk]:
     texts, forest, known = Texts(run), Forest(run), executions(run)
     told = run_model(run)
     told["executions"] = [one for one in told["executions"] if one["execution_id"] in set(wanted)]
     yield _json("run", told)
-    yield _json("figures", run_figures(run, j_max=j_max))
+    yield _json("figures", figures)
     bundles = _Bundles(texts)
     ids: set[int] = set()
     for number, execution_id in enumerate(wanted):
         if execution_id not in forest:
             continue
         execution = Execution(run, known[execution_id], forest)
-        model = execution_model(run, known[execution_id], texts, execution=execution, j_max=j_max)
+        model = execution_model(run, known[execution_id], texts, execution=execution, j_max=figures["j_max"])
         yield _json(f"execution:{number}", model)
         yield from _tokens(number, execution.tree)
         ids |= _distinct(execution.tree)

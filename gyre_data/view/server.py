@@ -13,7 +13,7 @@ import ipaddress
 import json
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,8 +48,8 @@ def is_loopback(host: str) -> bool:
 class Following:
     """A run that moves on: every answer is of one snapshot, `wait` returns when there is another."""
 
-    def __init__(self, run: Run, *, j_max: int | None = 5) -> None:
-        self._run, self._j_max = run, j_max
+    def __init__(self, run: Run, *, j_max: int | None = 5, evaluators: Mapping[str, float] | None = None) -> None:
+        self._run, self._j_max, self._evaluators = run, j_max, evaluators
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._texts = Texts(run)
@@ -92,7 +92,9 @@ class Following:
 
     def figures(self) -> Any:
         """See `data.run_figures`."""
-        return self._of_version("figures", None, lambda: run_figures(self._run, j_max=self._j_max))
+        return self._of_version(
+            "figures", None, lambda: run_figures(self._run, j_max=self._j_max, evaluators=self._evaluators)
+        )
 
     def execution(self, execution_id: str) -> Any:
         """See `data.execution_model`."""
@@ -156,6 +158,7 @@ class ViewServer(ThreadingHTTPServer):
         remote: bool = False,
         token: str | None = None,
         j_max: int | None = 5,
+        evaluators: Mapping[str, float] | None = None,
     ) -> None:
         if not is_loopback(host) and not remote:
             raise ConfigError(
@@ -163,7 +166,7 @@ class ViewServer(ThreadingHTTPServer):
                 "prompt; leave --host out, or add --remote, which asks each browser for a token"
             )
         self.token = (token or secrets.token_urlsafe(24)) if remote else None
-        self.following = Following(run, j_max=j_max)
+        self.following = Following(run, j_max=j_max, evaluators=evaluators)
         self._stop = threading.Event()
         try:
             super().__init__((host.strip("[]"), port), _Handler)

@@ -99,6 +99,9 @@ def test_several_evaluators_are_no_error(run: gyre_data.Run) -> None:
     told = run_figures(run)
     assert "evaluators" in told["not_judged"]
     assert told["admission"] == {}
+    judged = run_figures(run, evaluators={"pytest": 1.0})
+    assert judged["not_judged"] is None
+    assert judged["admission"]["e_b02c00000001"]["reason"] == "group_running"
 
 
 def test_a_report_holds_every_token_and_text(run: gyre_data.Run, tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ async function draw() {
   const common = pairs.filter((p) => p.a !== null && p.b !== null).length;
   return fill(box,
     h("div.two.heads", null, head(left), head(right)),
-    h("p.dim", null, `${many(common, "message")} in both, ${int(left.keys.length - common)} only on the left, ${int(right.keys.length - common)} only on the right`,
-      h("button.flat", { onclick: () => tell("unmark") }, "Clear the mark")),
+    h("div.line.dim", null, `${many(common, "message")} in both, ${int(left.keys.length - common)} only on the left, ${int(right.keys.length - common)} only on the right`,
+      h("span.grow"), h("button.flat", { onclick: () => tell("unmark") }, "Clear the mark")),
     rows(left, right, pairs));
 }
 

@@ -20,15 +20,15 @@ function draw() {
   fill($("head"),
     h("h2", { title: info.execution_id }, info.task_id ? `${info.task_id}${info.sample_index === null ? "" : ` #${info.sample_index}`}` : info.execution_id),
     scores(raw.scores),
-    h("code.dim", null, info.execution_id),
-    info.harness ? h("span", null, [info.harness, info.harness_version].filter(Boolean).join(" ")) : null,
     raw.running ? h(stopped ? "span.bad" : "span.good", null, stopped ? "interrupted" : "running") : h("span", { class: ended ? "warn" : "dim" }, words(info.end_reason)),
     lasted !== null ? h("span.dim", null, took(lasted)) : null,
     h("span", null, many(counts.calls, "call"), bad.map(([n, what]) => h("span.bad", null, ` ${int(n)} ${what}`))),
     h("span", { title: `${int(counts.occurrences)} if every trajectory were expanded` }, `${int(counts.message_nodes)} nodes`),
     h("span", null, `${amount(counts.distinct_tokens)} tokens`),
     h("span.trained", null, `${amount(counts.kept_tokens)} trained`),
-    h("span.dim", { title: "trajectories kept of those there are" }, `${int(raw.trajectories.length)} of ${many(counts.trajectories, "path")}`));
+    h("span.dim", { title: "trajectories kept of those there are" }, `${int(raw.trajectories.length)} of ${many(counts.trajectories, "path")}`),
+    info.harness ? h("span", null, [info.harness, info.harness_version].filter(Boolean).join(" ")) : null,
+    h("code.dim", null, info.execution_id));
 }
 
 function scores(rows) {

@@ -14,7 +14,7 @@ import { setUpSearch } from "./search.js";
 import { setUpSide } from "./side.js";
 import { openSource } from "./source.js";
 import { on, readAddress, state, tell, writeAddress } from "./store.js";
-import { setUpTalk, widen } from "./talk.js";
+import { readPath, setUpTalk, widen } from "./talk.js";
 import { COLOURS } from "./tokens.js";
 import { showTotals } from "./totals.js";
 import { foldAll, setUpTree } from "./tree.js";
@@ -96,12 +96,17 @@ function wire() {
     tell("call");
     writeAddress();
   });
+  on("go", async ({ execution, call, node }) => {
+    if (execution !== state.execution.id) await openExecution(execution, { c: call, n: node });
+    else tell("select", { call: state.execution.callById.get(call)?.number ?? state.call, node: state.execution.index.get(node) });
+    if (state.tab !== "talk") show("talk");
+  });
   on("show", show);
   on("path", (call) => {
     Object.assign(state, { call, node: null, row: null });
     show("talk");
-    widen();
     tell("call");
+    readPath();
   });
   on("switch-tokens", () => tokens(!state.tokens));
   on("colour", (name) => {

@@ -22,6 +22,8 @@ export class Execution {
     }
     this.ownerOf = new Map();
     raw.trajectories.forEach((t) => t.owned.forEach((id) => this.ownerOf.set(id, t.index)));
+    this.pathsThrough = new Map();
+    raw.trajectories.forEach((t) => t.path.forEach((id) => this.pathsThrough.set(id, (this.pathsThrough.get(id) || 0) + 1)));
     this.excludedCall = new Map(raw.excluded.filter((x) => x.call_id).map((x) => [x.call_id, x]));
     this.compactionOf = new Map(raw.compactions.map((c) => [c.call_id, c]));
     this.place();

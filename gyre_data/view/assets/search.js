@@ -1,8 +1,9 @@
-// Search of texts and tool names of the execution, role by role, with the place that each hit was said at.
+// Search of texts and tool names, role by role, of the execution or of the whole run.
 
 import { $, fill, h, marked } from "./dom.js";
-import { many } from "./format.js";
+import { many, short } from "./format.js";
 import { allText, parseMessage } from "./message.js";
+import { Execution } from "./model.js";
 import { state, tell } from "./store.js";
 
 const SHOWN = 200;
@@ -10,6 +11,7 @@ const ROLES = { "": "any role", system: "system", user: "user", assistant: "assi
 let hits = [];
 let active = -1;
 let run = 0;
+let everywhere = false;
 
 export function setUpSearch() {
   fill($("search-role"), Object.entries(ROLES).map(([value, title]) => h("option", { value }, title)));
@@ -35,28 +37,38 @@ async function search() {
   const mine = ++run;
   const wanted = $("search").value.trim();
   const role = $("search-role").value;
-  if (wanted.length < 2) {
+  hits = [];
+  active = -1;
+  if (wanted.length < 2 || !state.execution) {
     open(false);
-    hits = [];
     return;
   }
-  const e = state.execution;
+  const rows = everywhere ? state.run.executions.filter((one) => one.num_calls) : [{ execution_id: state.execution.id }];
+  for (const [place, { execution_id: id }] of rows.entries()) {
+    const e = id === state.execution.id ? state.execution : new Execution(await state.source.execution(id));
+    const found = await within(e, wanted.toLowerCase(), role);
+    if (mine !== run) return;
+    hits.push(...found);
+    active = hits.length ? 0 : -1;
+    draw(wanted, place + 1 < rows.length ? `${place + 1} of ${many(rows.length, "execution")} searched` : null);
+  }
+}
+
+/** The messages of one execution that say it. */
+async function within(e, low, role) {
   const places = e.nodes.map((_, i) => i).filter((i) => e.blobs(i).length && (!role || role === "tool name" || e.nodes[i].message_role === role));
   const texts = await state.source.texts([...new Set(places.flatMap((i) => e.blobs(i)))]);
-  if (mine !== run) return;
-  hits = [];
-  const low = wanted.toLowerCase();
+  const found = [];
   const cache = new Map();
   for (const i of places) {
     for (const id of e.blobs(i)) {
       if (!cache.has(id)) cache.set(id, spoken(texts.get(id), role));
       const text = cache.get(id);
       const at = text.toLowerCase().indexOf(low);
-      if (at >= 0) hits.push({ i, text, at });
+      if (at >= 0) found.push({ e, i, text, at });
     }
   }
-  active = hits.length ? 0 : -1;
-  draw(wanted);
+  return found;
 }
 
 function spoken(text, role) {
@@ -65,27 +77,35 @@ function spoken(text, role) {
   return (message?.tool_calls || []).map((call) => call.name).join(" ");
 }
 
-function draw(wanted) {
-  const e = state.execution;
+function draw(wanted, progress) {
+  const where = everywhere ? "the run" : "this execution";
+  const count = hits.length ? `${many(hits.length, "message")} in ${where}${hits.length > SHOWN ? `, the first ${SHOWN} listed` : ""}` : `nothing found in ${where}`;
   fill($("found"),
-    h("div.found-head", { role: "status" }, hits.length ? `${many(hits.length, "message")} in this execution${hits.length > SHOWN ? `, the first ${SHOWN} listed` : ""}` : "nothing found in this execution"),
+    h("div.found-head.line", null, h("span", { role: "status" }, progress || count), h("span.grow"),
+      state.run.executions.length > 1 ? h("button.flat", { "aria-pressed": everywhere, title: "Ctrl+Enter", onclick: widen }, "every execution") : null),
     hits.slice(0, SHOWN).map((hit, place) => {
-      const node = e.nodes[hit.i];
-      const call = e.callById.get(node.call_id);
+      const node = hit.e.nodes[hit.i];
+      const call = hit.e.callById.get(node.call_id);
       const from = Math.max(0, hit.at - 40);
       const snippet = (from ? "…" : "") + hit.text.slice(from, hit.at + wanted.length + 90).replace(/\s+/g, " ");
       return h("div.hit", { role: "option", id: `hit-${place}`, class: place === active ? "on" : "", "aria-selected": place === active, onclick: () => go(place) },
-        h("code", null, call ? `c${call.number}` : "?"), h("span.tag", { class: `who-${node.message_role}` }, node.message_role || "?"), h("span.said", null, marked(snippet, wanted)));
+        everywhere ? h("code.dim", null, short(hit.e.id)) : null, h("code", null, call ? `c${call.number}` : "?"),
+        h("span.tag", { class: `who-${node.message_role}` }, node.message_role || "?"), h("span.said", null, marked(snippet, wanted)));
     }));
   $("search").setAttribute("aria-activedescendant", active >= 0 ? `hit-${active}` : "");
   open(true);
 }
 
+/** Search the whole run, or the execution at hand. */
+function widen() {
+  everywhere = !everywhere;
+  search();
+}
+
 function go(place) {
-  const hit = hits[place];
-  const call = state.execution.callById.get(state.execution.nodes[hit.i].call_id);
+  const { e, i } = hits[place];
   active = place;
-  if (call) tell("select", { call: call.number, node: hit.i });
+  tell("go", { execution: e.id, call: e.nodes[i].call_id, node: e.nodes[i].node_id });
   draw($("search").value.trim());
 }
 
@@ -93,7 +113,8 @@ function key(event) {
   if (event.key === "Escape") {
     open(false);
     $("tree").focus();
-  } else if (event.key === "Enter" && active >= 0) {
+  } else if (event.key === "Enter" && event.ctrlKey) widen();
+  else if (event.key === "Enter" && active >= 0) {
     go(active);
     open(false);
     $("talk").focus();

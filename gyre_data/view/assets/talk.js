@@ -25,6 +25,14 @@ export function widen() {
   draw(false);
 }
 
+/** Read the path from its first message on. */
+export function readPath() {
+  wide = true;
+  draw(true).then(() => {
+    $("talk").scrollTop = 0;
+  });
+}
+
 /** Draw the conversation of the selected call. */
 async function draw(fresh) {
   if (state.tab !== "talk") return;
@@ -80,7 +88,7 @@ async function content(e, call, path, first) {
     state.tokens ? h("div.legend", null, legend(e), ready.words?.problem ? h("span.dim", null, `ids without text: ${ready.words.problem}`) : null) : null,
     earlier.length ? h("button.earlier", { onclick: widen, "aria-expanded": wide },
       wide ? "▾ " : "▸ ", `${many(earlier.length, "earlier message")}, ${int(reused)} tokens shared with earlier calls`,
-      hidden.length ? h("span.dim", null, `  show ${int(hidden.length)} more`) : null) : null,
+      h("span.dim", null, wide ? "  grey: on other kept trajectories too" : hidden.length ? `  show ${int(hidden.length)} more` : "")) : null,
     withBoundaries(context, shown, hidden.length ? hidden[hidden.length - 1].i : null),
     h("div.new-from", null, h("span", null, newPart(e, call, path, first))),
     boundaryBefore(e, call),
@@ -111,7 +119,7 @@ function withBoundaries(context, items, before) {
       }
     }
     last = id;
-    out.push(card(context, item, true));
+    out.push(card(context, item, !wide || (e.pathsThrough.get(e.nodes[item.i].node_id) || 0) > 1));
   }
   return out;
 }

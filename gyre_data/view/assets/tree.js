@@ -182,7 +182,7 @@ export function opening(segment, total) {
   const count = h("span.dim", null, total ? many(total.calls, "call") : "");
   if (!how) return [h("b", null, span), count];
   if (how.kind === "compaction") {
-    return [h("span.tag.cut", null, "compaction"), h("b", null, span), h("span", null, `${amount(how.tokens_before)} → ${amount(how.tokens_after)}`), count];
+    return [h("span.tag.cut", null, "compaction"), h("span", null, `${amount(how.tokens_before)} → ${amount(how.tokens_after)}`), h("b", null, span), count];
   }
   if (how.kind === "summary") return [h("span.tag.cut", null, "summary"), h("b", null, span), count];
   if (how.kind === "conversation") return [h("span.tag", null, "conversation"), h("b", null, span), count];
