@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.compute as pc
 
@@ -32,6 +32,7 @@ __all__ = [
     "ExecutionExplained",
     "GroupExplained",
     "LeftOut",
+    "Loss",
     "RunExplained",
     "Trajectory",
     "Verdict",
@@ -42,6 +43,10 @@ __all__ = [
 
 RULES: dict[Reason, str] = {reason: told.rule for reason, told in REASONS.items()}
 """The rule behind each reason, in a sentence."""
+
+
+Loss = Literal["rl", "sft"]
+"""What an admission is for: RL needs scores, groups and log-probs; SFT none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +90,7 @@ class RunExplained:
     groups: tuple[GroupExplained, ...]
     counts: dict[str, dict[str, int]]
     """Admitted, and left out by reason: executions, calls, trajectories."""
+    loss: Loss
     j_max: int | None
     note: str | None
     """Why no reward could be used, when several evaluators scored and none was named."""
@@ -147,33 +153,46 @@ class ExecutionExplained:
     trajectories: tuple[Trajectory, ...]
     left_out: tuple[LeftOut, ...]
     consumed: tuple[Consumed, ...]
+    loss: Loss
     j_max: int | None
     note: str | None
 
 
 def explain_run(
-    run: Any, *, j_max: int | None = 5, evaluators: Mapping[str, float] | None = None, only: Sequence[str] | None = None
+    run: Any,
+    *,
+    loss: Loss = "rl",
+    j_max: int | None = 5,
+    evaluators: Mapping[str, float] | None = None,
+    only: Sequence[str] | None = None,
 ) -> RunExplained:
     """Which executions of `run` would be trained on, with which reward and advantage, and why not the others.
 
-    With several evaluators and none named no reward can be chosen: then everything but reward and advantage is told.
+    `loss="sft"` asks for no score, group or log-probs. With several evaluators and none named no reward can be chosen:
+    then everything but reward and advantage is told.
     """
-    found, note = _admit(run, j_max=j_max, evaluators=evaluators, only=only)
+    found, note = _admit(run, loss, evaluators=evaluators, j_max=j_max, only=only)
     admitted = {e.execution_id: e for e in found.executions}
     why = {x.execution_id: x for x in found.excluded if x.call_id is None and x.node_id is None}
     known = executions(run)
     scores = scores_by_execution(run)
-    weights = evaluator_weights([row for rows in scores.values() for row in rows], evaluators) if note is None else {}
+    rows = [row for found_rows in scores.values() for row in found_rows]
+    weights = evaluator_weights(rows, evaluators) if note is None and loss == "rl" else {}
     verdicts = [
         _verdict(info, admitted.get(execution_id), why.get(execution_id), reward(scores.get(execution_id, ()), weights))
         for execution_id, info in known.items()
         if only is None or execution_id in only
     ]
     groups = tuple(_group(group) for group in found.groups)
-    return RunExplained(verdicts=tuple(verdicts), groups=groups, counts=found.counts(), j_max=j_max, note=note)
+    counts = found.counts()
+    return RunExplained(verdicts=tuple(verdicts), groups=groups, counts=counts, loss=loss, j_max=j_max, note=note)
 
 
-def _admit(run: Any, *, evaluators: Mapping[str, float] | None, **settings: Any) -> tuple[Admission, str | None]:
+def _admit(
+    run: Any, loss: Loss, *, evaluators: Mapping[str, float] | None, **settings: Any
+) -> tuple[Admission, str | None]:
+    if loss == "sft":
+        return admit(run, need_score=False, **settings), None
     try:
         return admit(run, evaluators=evaluators, **settings), None
     except ConfigError as error:
@@ -216,6 +235,7 @@ def _group(group: Group) -> GroupExplained:
 def explain_execution(
     execution: Execution,
     *,
+    loss: Loss = "rl",
     j_max: int | None = 5,
     evaluators: Mapping[str, float] | None = None,
     trainer: str | Path | None = None,
@@ -226,13 +246,13 @@ def explain_execution(
         name for name, other in executions(run).items()
         if name == info.execution_id or (info.group_id is not None and other.group_id == info.group_id)
     ]  # fmt: skip
-    of_group = explain_run(run, j_max=j_max, evaluators=evaluators, only=members)
+    of_group = explain_run(run, loss=loss, j_max=j_max, evaluators=evaluators, only=members)
     verdict = next(v for v in of_group.verdicts if v.execution_id == info.execution_id)
     trajectories: tuple[Trajectory, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     if pc.index(run.table("calls").column("execution_id"), info.execution_id).as_py() >= 0:
         tree = execution.tree
-        judged = eligibility(tree)
+        judged = eligibility(tree, need_logprobs=loss == "rl")
         trajectories = explain_trajectories(tree, judged, j_max=j_max)
         left_out = tuple(
             LeftOut(number=n, call_id=call.call_id, reason=found[0], detail=found[1])
@@ -247,6 +267,7 @@ def explain_execution(
         trajectories=trajectories,
         left_out=left_out,
         consumed=tuple(_consumed(trainer, info.execution_id)) if trainer is not None else (),
+        loss=loss,
         j_max=j_max,
         note=of_group.note,
     )

@@ -17,7 +17,7 @@ from .arrays import from_table
 from .eligible import Reason, eligibility
 from .errors import DataError
 from .execution import Execution
-from .explain import explain_trajectories
+from .explain import Loss, explain_trajectories
 from .schema import DeliveryState
 from .texts import node_messages
 from .tree import Tree
@@ -79,8 +79,8 @@ class TokenExplained:
     """Top alternatives with their log-probs, where the engine gave them."""
 
 
-def explain_call(execution: Execution, number: int, *, j_max: int | None = 5) -> CallExplained:
-    """The provenance of call c<number>."""
+def explain_call(execution: Execution, number: int, *, loss: Loss = "rl", j_max: int | None = 5) -> CallExplained:
+    """The provenance of call c<number>; its owner is the one that a training of this kind would have."""
     tree = execution.tree
     call, output = tree.calls[number - 1], tree.output(tree.calls[number - 1])
     states = _states(execution)
@@ -101,7 +101,7 @@ def explain_call(execution: Execution, number: int, *, j_max: int | None = 5) ->
         state_before=states.get(call.environment_state_id or ""),
         state_judged=states.get(judged or ""),
         reply=said[-1] if said else None,
-        ownership=_ownership(tree, call, j_max),
+        ownership=_ownership(tree, call, loss, j_max),
     )
 
 
@@ -148,8 +148,8 @@ def _object(text: str | None) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _ownership(tree: Tree, call: Call, j_max: int | None) -> Ownership:
-    judged = eligibility(tree)
+def _ownership(tree: Tree, call: Call, loss: Loss, j_max: int | None) -> Ownership:
+    judged = eligibility(tree, need_logprobs=loss == "rl")
     output = tree.output(call)
     found = judged.reasons.get(call.call_id)
     if output is None or found is not None:

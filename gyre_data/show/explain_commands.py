@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from gyre_data.decode import decoder
 from gyre_data.execution import executions, short_id
-from gyre_data.explain import ExecutionExplained, explain_execution, explain_run
+from gyre_data.explain import ExecutionExplained, Loss, RunExplained, explain_execution, explain_run
 from gyre_data.provenance import explain_call, explain_token, request_body
 from gyre_data.reader import Run
 from gyre_data.scores import parse_weights
@@ -21,7 +22,14 @@ from .layout import print_json, screen, show
 from .provenance_text import call_lines, token_lines
 from .target import Target, split_run, targets, where_of
 
-__all__ = ["explain"]
+__all__ = ["Objective", "explain"]
+
+
+class Objective(StrEnum):
+    """What a training is for."""
+
+    RL = "rl"
+    SFT = "sft"
 
 
 def explain(
@@ -32,6 +40,9 @@ def explain(
     evaluator: Annotated[
         list[str] | None, typer.Option(help="NAME or NAME=WEIGHT of the reward; may repeat. Left out, the only one.")
     ] = None,
+    loss: Annotated[
+        Objective, typer.Option(help="What would be trained: sft needs no scores and log-probs.")
+    ] = Objective.RL,
     trainer: Annotated[Path | None, typer.Option(help="A trainer's folder: which of its steps consumed it.")] = None,
     request: Annotated[bool, typer.Option("--request", help="Print the call's request body, byte for byte.")] = False,
     tokenizer: Annotated[str | None, typer.Option(help="Decode ids with this tokenizer's folder.")] = None,
@@ -44,23 +55,24 @@ def explain(
     from, which trajectory owns it, and with which weight it enters the loss.
     """
     opened, rest = split_run([word for word in (run, target) if word is not None], 1)
+    kind: Loss = "sft" if loss is Objective.SFT else "rl"
     weights, cap = parse_weights(evaluator), j_max or None
     if not rest:
-        _run(opened, weights, cap, as_json)
+        _run(opened, explain_run(opened, loss=kind, j_max=cap, evaluators=weights), as_json)
         return
     (found,) = targets(opened, rest)
     if request:
         sys.stdout.buffer.write(request_body(found.execution, found.call))
         return
-    of = explain_execution(found.execution, j_max=cap, evaluators=weights, trainer=trainer)
+    of = explain_execution(found.execution, loss=kind, j_max=cap, evaluators=weights, trainer=trainer)
     if found.number is None:
         _execution(found, of, as_json)
     else:
-        _call(found, of, cap, tokenizer, as_json)
+        _call(found, of, tokenizer, as_json)
 
 
-def _run(run: Run, weights: Mapping[str, float] | None, j_max: int | None, as_json: bool) -> None:
-    found, known, console = explain_run(run, j_max=j_max, evaluators=weights), executions(run), screen()
+def _run(run: Run, found: RunExplained, as_json: bool) -> None:
+    known, console = executions(run), screen()
     if as_json:
         print_json(found)
         return
@@ -76,9 +88,9 @@ def _execution(found: Target, of: ExecutionExplained, as_json: bool) -> None:
     show(execution_lines(of, short=found.short, where=found.where, width=console.width), console)
 
 
-def _call(found: Target, of: ExecutionExplained, j_max: int | None, tokenizer: str | None, as_json: bool) -> None:
+def _call(found: Target, of: ExecutionExplained, tokenizer: str | None, as_json: bool) -> None:
     console, number = screen(), found.number or 1
-    call = explain_call(found.execution, number, j_max=j_max)
+    call = explain_call(found.execution, number, loss=of.loss, j_max=of.j_max)
     token = None if found.token is None else explain_token(found.execution, number, found.token)
     if as_json:
         print_json({"execution": of, "call": call, "token": token})

@@ -21,6 +21,7 @@ _WRONG, _QUIET, _GOOD = "bold red", "dim", "green"
 _LABEL = 11
 _MOST_ROWS = 40
 _NEVER_RL = (Reason.TEXT_ONLY, Reason.HOSTED, Reason.NO_LOGPROBS)
+_BY = {"rl": "", "sft": " by SFT"}
 _LEVELS = (("executions", "executions"), ("calls", "calls"), ("trajectories", "trajectories"))
 
 
@@ -38,7 +39,7 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     trained = [v for v in found.verdicts if v.trained]
     tokens, paths = sum(v.num_owned for v in trained), sum(v.num_trajectories for v in trained)
     head = Text(
-        f"{count(len(trained))} of {count(len(found.verdicts))} executions would be trained on",
+        f"{count(len(trained))} of {count(len(found.verdicts))} executions would be trained on{_BY[found.loss]}",
         style="bold" if trained else _WRONG,
     )
     cap = "no J_max" if found.j_max is None else f"J_max {found.j_max}"
@@ -100,7 +101,7 @@ def _verdict_lines(v: Verdict, short: str, width: int) -> Iterator[Text]:
     line = Text.assemble("  ", (short, "cyan"), f" {'' if v.sample_index is None else f'#{v.sample_index}':<4}")
     line.append(f"{_number(v.reward):>5}{' partial' if v.partial else ''}")
     if v.trained:
-        line.append(f"  A {_signed(v.advantage)}", style=_GOOD)
+        line.append("" if v.advantage is None else f"  A {_signed(v.advantage)}", style=_GOOD)
         line.append(f"  {amount(v.num_owned)} tok in {v.num_trajectories} trajectories")
     else:
         line.append(f"  {v.reason}", style=_WRONG)
@@ -134,12 +135,14 @@ def execution_lines(found: ExecutionExplained, *, short: str, where: str, width:
     head.append(f" #{info.sample_index}" if info.sample_index is not None else "")
     yield from flow([head, Text(info.execution_id, style=_QUIET), Text(info.harness or DASH), Text(end)], width)
     yield from labelled("trained", _answer(v), width)
-    yield from labelled("reward", _reward(found), width)
+    if found.loss == "rl":
+        yield from labelled("reward", _reward(found), width)
     for row in found.scores:
         yield from labelled("score", _score(row, v), width)
     if found.group is not None:
         yield from labelled("group", [found.group.group_id, *group_parts(found.group)], width)
-    yield from labelled("advantage", [_advantage(found)], width)
+    if found.loss == "rl":
+        yield from labelled("advantage", [_advantage(found)], width)
     yield from labelled("weight", weight_parts(found), width)
     for step in found.consumed:
         told = (
@@ -196,6 +199,8 @@ def weight_parts(found: ExecutionExplained) -> list[Text]:
     v = found.verdict
     if not v.trained:
         return [Text(DASH)]
+    if found.loss == "sft":
+        return [Text(f"1/E * 1/{v.num_owned}"), Text("(E: executions of its optimiser step)", style=_QUIET)]
     steps = sorted({step.num_executions for step in found.consumed})
     cap = "min(e^(old - behaviour), 5)"
     if len(steps) == 1:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from gyre_data.eligible import eligibility
-from gyre_data.links import compactions
+from gyre_data.links import SubAgent, compactions, sub_agents
 from gyre_data.ownership import keep
 from gyre_data.path import Path, PathMessage
 from gyre_data.schema import BranchReason
@@ -21,7 +21,7 @@ from .numbers import amount, count, counted
 
 __all__ = ["path_json", "path_lines"]
 
-_QUIET = "dim"
+_QUIET, _EDGE = "dim", "bold magenta"
 _SHOWN_LINES = 12
 """Lines of a long text that are shown without --full."""
 _FIRST, _LAST = 3, 24
@@ -40,7 +40,7 @@ def path_lines(path: Path, this: Call, *, short: str, where: str, width: int = 8
     trained = _trained(path)
     old = [m for m in messages if m.call_id != this.call_id]
     new = [m for m in messages if m.call_id == this.call_id]
-    body = _Body(path, trained, width)
+    body = _Body(path, trained, width, short)
     hidden = 0 if full or len(old) <= _FIRST + _LAST + 1 else len(old) - _FIRST - _LAST
     edges = _edges(path)
     lines = list(flow(_header(path, short, number, trained), width))
@@ -87,10 +87,16 @@ def _edges(path: Path) -> dict[str, Text]:
     found: dict[str, Text] = {}
     for call_id in {m.call_id for m in path.conversation if m.call_id in number}:
         call = tree.call(call_id)
-        if call.branch_reason in (None, BranchReason.RETRY, BranchReason.SUB_AGENT):
+        if call.branch_reason in (None, BranchReason.RETRY):
+            continue
+        if call.branch_reason == BranchReason.SUB_AGENT:
+            by = tree.index.get(call.spawned_by_node or "")
+            starters = [] if by is None else [f"c{number[c.call_id]}" for c in tree.outputs.get(by, ())[:1]]
+            told = f"c{number[call_id]} sub_agent {call.agent_id or ''}".rstrip()
+            found[call_id] = Text(f"{told}, started by {starters[0] if starters else 'an unknown call'}", style=_EDGE)
             continue
         from_ = f" from c{number[call.continues_from]}" if call.continues_from in number else ""
-        found[call_id] = Text(f"c{number[call_id]} {call.branch_reason}{from_}", style="bold magenta")
+        found[call_id] = Text(f"c{number[call_id]} {call.branch_reason}{from_}", style=_EDGE)
     for made in compactions(tree):
         if made.call_id not in found:
             continue
@@ -118,8 +124,12 @@ def _header(path: Path, short: str, number: int, trained: dict[int, int]) -> lis
 class _Body:
     """Lines of single messages."""
 
-    def __init__(self, path: Path, trained: dict[int, int], width: int) -> None:
-        self.trained, self.width = trained, width
+    def __init__(self, path: Path, trained: dict[int, int], width: int, short: str) -> None:
+        self.trained, self.width, self.short = trained, width, short
+        self.started: dict[int, list[SubAgent]] = {}
+        for agent in sub_agents(path.tree):
+            if (node := path.tree.index.get(agent.spawned_by_node or "")) is not None:
+                self.started.setdefault(node, []).append(agent)
         self.numbers = {call.call_id: n for n, call in enumerate(path.tree.calls, 1)}
         self._last: str | None = None
 
@@ -157,6 +167,10 @@ class _Body:
                 for row in [line] if len(line) <= room else line.wrap(RULER, room):
                     row.rstrip()
                     yield Text(indent) + row
+        for agent in self.started.get(message.node, ()):
+            numbers = [self.numbers[call_id] for call_id in agent.calls]
+            told = f"starts sub_agent {agent.agent_id}, c{numbers[0]} to c{numbers[-1]}: {self.short}:c{numbers[-1]}"
+            yield Text(indent) + Text(told, style=_EDGE)
 
 
 def _pieces(message: PathMessage) -> Iterator[tuple[str, str]]:

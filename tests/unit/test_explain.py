@@ -83,6 +83,18 @@ def test_several_evaluators_ask_for_a_name() -> None:
         explain_run(run, evaluators={"pytest": float("nan")})
 
 
+def test_sft_asks_for_no_score_and_no_log_probs() -> None:
+    run = Forest()
+    run.execution("e_0123456789ab").call(logprobs=False, output=7)
+    assert [str(v.reason) for v in explain_run(run).verdicts] == ["no_score"]
+    (v,) = explain_run(run, loss="sft").verdicts
+    assert (v.trained, v.num_owned, v.advantage) == (True, 7, None)
+    e = Execution.load(run, "0123")
+    assert explain_call(e, 1).ownership.rule == "admit.no_logprobs"
+    assert explain_call(e, 1, loss="sft").ownership.owner == 0
+    assert explain_execution(e, loss="sft").trajectories[0].num_owned == 7
+
+
 def test_a_call_names_its_owner_and_the_rule() -> None:
     run, _ = group()
     e = Execution.load(run, "0aaa")
@@ -162,6 +174,7 @@ def out(*words: object) -> str:
 def test_the_command_takes_a_run_an_execution_a_call_or_a_token(runs: Path) -> None:
     assert "0 of 3 executions would be trained on" in out("explain", runs, "--evaluator", "pytest")
     assert "no reward chosen" in out("explain", runs)
+    assert "2 of 3 executions would be trained on by SFT" in out("explain", runs, "--loss", "sft")
     assert out("explain", runs, "0bbb") == out("explain", "0bbb")
     whole = out("explain", runs, "0bbb", "--evaluator", "pytest=2")
     assert "admit.group_running" in whole

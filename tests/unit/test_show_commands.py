@@ -47,6 +47,17 @@ def test_tree_names_run_and_execution_by_default_or_prefix(runs: Path) -> None:
         raise gyre("tree", runs, "0").exception or AssertionError
 
 
+def test_damage_is_told_plainly(runs: Path) -> None:
+    (nodes,) = (runs / "nodes").glob("*.arrow")
+    whole = nodes.read_bytes()
+    for damaged in (whole[:100], whole[:-40] + b"\0" * 40):
+        nodes.write_bytes(damaged)
+        for words in (["tree", runs], ["explain", runs], ["ls", runs], ["search", runs, "x"]):
+            told = str(gyre(*words).exception)
+            assert f"{nodes}: " in told
+            assert "restore the file from a copy" in told
+
+
 def test_tree_json_holds_all_that_the_text_says(runs: Path) -> None:
     told = json.loads(out("tree", runs, "0bbb", "--json"))
     assert told["execution"]["end_reason"] == "harness_timeout"
