@@ -27,7 +27,10 @@ from .schema import table as declared_table
 from .segment import OpenSegment, Sealed, map_file, read_open, read_sealed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .execution import Execution
+    from .follow import Changes
     from .frame import Frame
     from .types import Score
 
@@ -216,19 +219,44 @@ class Run:
         Never joined into one chunk: the chunks view the files. Raises CorruptError or SchemaError.
         """
         if name not in self._tables:
-            self._tables[name] = visible(name, self.stored(name), self._manifest.removed, self._hidden_nodes)
+            self._tables[name] = self.shown(name, self.stored(name))
         return self._tables[name]
 
     def stored(self, name: str) -> pa.Table:
         """All rows that the files hold, as `table`, but with those of removed executions."""
+        tables = [table for _, table in self.parts(name)]
+        return pa.concat_tables(tables) if tables else arrow_schema(name).empty_table()
+
+    def parts(self, name: str) -> list[tuple[str, pa.Table]]:
+        """The rows of `stored` by segment, in order. A segment keeps its stem when it is sealed, and only grows."""
         declared_table(name)
-        parts = [self._open_sealed(name, sealed) for sealed in self._manifest.sealed.get(name, ())]
+        found = []
+        for sealed in self._manifest.sealed.get(name, ()):
+            found.append((sealed.name.removesuffix(".arrow"), conformed(name, *self._open_sealed(name, sealed))))
         for stem in self._manifest.open.get(name, ()):
             part = self._open[name, stem]
             if part.schema is not None:
-                parts.append((part.schema, list(part.batches)))
-        tables = [conformed(name, schema, batches) for schema, batches in parts]
-        return pa.concat_tables(tables) if tables else arrow_schema(name).empty_table()
+                found.append((stem, conformed(name, part.schema, list(part.batches))))
+        return found
+
+    def shown(self, name: str, rows: pa.Table) -> pa.Table:
+        """`rows` of table `name` without those of removed executions."""
+        return visible(name, rows, self._manifest.removed, self._hidden_nodes)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the folder changed and take a new snapshot; False when nothing did in `timeout_s` seconds."""
+        from .follow import wait  # it reads runs
+
+        return wait(self, timeout_s)
+
+    def follow(self, *, idle_s: float | None = None) -> Iterator[Changes]:
+        """Yield all rows there are and then each new one, by table, within a tenth of a second; see `follow`.
+
+        Ends when nothing came for `idle_s` seconds; without it, never.
+        """
+        from .follow import follow
+
+        return follow(self, idle_s=idle_s)
 
     def _hidden_nodes(self) -> pa.Array:
         if self._hidden is None:
