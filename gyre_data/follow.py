@@ -18,7 +18,7 @@ from .reader import READ_ORDER, Run
 
 __all__ = ["Changes", "follow", "wait"]
 
-_LOOK_S = 0.02
+_LOOK_S = 0.01
 _TICK_NS = 100_000_000
 """A folder's time of change may be this coarse: younger than that, it is no proof that nothing changed since."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from . import manifest as manifests
 from .errors import ConfigError
+from .object_store import RemoteRun, remote_url
 from .pins import find_tag, split_tag
 from .reader import Run
 from .writer import RunWriter
@@ -20,8 +21,11 @@ SAMPLE = Path(__file__).with_name("sample")
 def open(path: str | Path) -> Run:
     """Open the run folder at `path` for reading, live or finished. ConfigError when it is not a run folder.
 
-    `RUN@NAME` opens the dataset version that `gyre tag` made: what the run held then, whatever came later.
+    `RUN@NAME` opens the dataset version that `gyre tag` made: what the run held then, whatever came later. A URL opens
+    the sealed part of a run on an object store or elsewhere; that needs the extra `remote`.
     """
+    if (url := remote_url(path)) is not None:
+        return RemoteRun(url)
     folder, tag = split_tag(path)
     return Run(folder, None if tag is None else find_tag(folder, tag).manifest)
 
@@ -34,6 +38,8 @@ def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
     if arg is not None:
         if str(arg) == "sample" and not Path(arg).exists():
             return SAMPLE
+        if remote_url(arg) is not None:
+            return Path(arg)
         folder, tag = split_tag(arg)
         if not manifests.numbers(folder):
             raise ConfigError(f"wanted a run folder, {arg} holds no manifest; `gyre ls` lists the runs under ./{root}")
