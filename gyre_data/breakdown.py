@@ -11,15 +11,16 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from .counts import TreeCounts, count_tree
-from .eligible import eligibility
+from .columns import code_of, members
+from .counts import TreeCounts, added_up, count_tree
+from .eligible import Reason, eligibility
 from .execution import ExecutionInfo, executions
-from .ownership import keep
+from .ownership import kept_trajectories
 from .run_stats import execution_state
 from .schema import AgentRole, Author
 from .scores import latest_scored, scores_by_execution
-from .tree import Forest, Tables
-from .types import Call, Score
+from .tree import Forest, Tables, Tree
+from .types import Score
 
 __all__ = ["CallCounts", "EvaluatorGroup", "TaskCounts", "by_client", "by_evaluator", "by_role", "by_task"]
 
@@ -85,57 +86,75 @@ class EvaluatorGroup:
 
 def by_role(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[CallCounts]:
     """Counts per role, in the order of roles; a role without calls is left out."""
-    found = {row.name: row for row in _by_call(runs, lambda call: str(call.agent_role), j_max)}
+    found = {row.name: row for row in _by_call(runs, _roles, j_max)}
     return [found[name] for name in map(str, AgentRole) if name in found and found[name].calls]
 
 
 def by_client(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[CallCounts]:
     """Counts per client, as it named itself with its version; most calls first."""
-    found = _by_call(runs, lambda call: call.client or UNNAMED, j_max)
+    found = _by_call(runs, _clients, j_max)
     return sorted((row for row in found if row.calls), key=lambda row: (-row.calls, row.name))
 
 
-_FIGURES = ("calls", "distinct_tokens", "sampled_tokens", "trainable_tokens", "kept_tokens", "false_forks")
+def _roles(_: Tables) -> Callable[[Tree], list[str]]:
+    roles = [str(role) for role in members(AgentRole)]
+    return lambda tree: [roles[code] for code in tree.facts.codes("agent_role", AgentRole).tolist()]
 
 
-def _by_call(runs: Tables | Sequence[Tables], name_of: Callable[[Call], str], j_max: int | None) -> list[CallCounts]:
+def _clients(run: Tables) -> Callable[[Tree], list[str]]:
+    calls = run.table("calls")
+    told = dict(zip(calls.column("call_id").to_pylist(), calls.column("client").to_pylist(), strict=True))
+    return lambda tree: [told[call_id] or UNNAMED for call_id in tree.facts.ids.to_pylist()]
+
+
+_FIGURES = (
+    "executions",
+    "calls",
+    "distinct_tokens",
+    "sampled_tokens",
+    "trainable_tokens",
+    "kept_tokens",
+    "false_forks",
+)
+
+
+def _by_call(
+    runs: Tables | Sequence[Tables], names_of: Callable[[Tables], Callable[[Tree], list[str]]], j_max: int | None
+) -> list[CallCounts]:
+    """`names_of` gives, for a run, what gives the name of each call of a tree, in the order of its calls."""
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    holders: Counter[str] = Counter()
     for run in _every(runs):
-        forest = Forest(run)
+        forest, name_of = Forest(run), names_of(run)
         for execution_id in forest.execution_ids:
             tree = forest.tree(execution_id)
             judged = eligibility(tree)
-            owned = [i for t in keep(tree, judged, j_max=j_max)[0] for i in t.owned]
-            name = {call.call_id: name_of(call) for call in tree.calls}
-            names = sorted({*name.values(), str(AgentRole.UNKNOWN)})
-            code_N = np.array(
-                [names.index(name.get(call_id, str(AgentRole.UNKNOWN))) for call_id in tree.call_of_N], np.int64
-            )
-            masks: dict[str, npt.NDArray[Any]] = {
-                "distinct_tokens": np.ones(len(tree), np.bool_),
-                "sampled_tokens": (tree.author_N == Author.POLICY) | (tree.author_N == Author.PROVIDER),
-                "trainable_tokens": judged.trainable_N,
-                "kept_tokens": np.isin(np.arange(len(tree)), owned),
+            owned = [i for t in kept_trajectories(tree, judged, j_max=j_max) for i in t.owned]
+            names, code_C = np.unique([*name_of(tree), str(AgentRole.UNKNOWN)], return_inverse=True)
+            code_N = code_C[tree.call_N]  # a node of a call that was never committed is of an unknown one, the last
+            sampled = [code_of(author) for author in (Author.POLICY, Author.PROVIDER)]
+            parts: dict[str, npt.NDArray[Any]] = {
+                "distinct_tokens": np.bincount(code_N, tree.num_tokens_N, len(names)),
+                "sampled_tokens": np.bincount(
+                    code_N, tree.num_tokens_N * np.isin(tree.author_code_N, sampled), len(names)
+                ),
+                "trainable_tokens": np.bincount(code_N, tree.num_tokens_N * judged.trainable_N, len(names)),
+                "kept_tokens": np.bincount(code_N[owned], tree.num_tokens_N[owned], len(names)),
+                "calls": np.bincount(code_C[:-1], minlength=len(names)),
+                "false_forks": np.bincount(code_C[:-1], tree.facts.given("fork_check"), len(names)),
             }
-            for figure, mask in masks.items():
-                whole = np.bincount(code_N, weights=tree.num_tokens_N * mask, minlength=len(names))
-                for one, value in zip(names, whole.tolist(), strict=True):
-                    sums[one][figure] += int(value)
-            holders.update(set(name.values()))
-            for call in tree.calls:
-                sums[name[call.call_id]].update(calls=1, false_forks=int(call.fork_check is not None))
-            for call_id, (reason, _) in judged.reasons.items():
-                reasons[name[call_id]][str(reason)] += 1
+            for place, name in enumerate(names.tolist()):
+                figures = {figure: int(values[place]) for figure, values in parts.items()}
+                sums[name].update({**figures, "executions": int(figures["calls"] > 0)})
+                at = judged.reason_C[code_C[:-1] == place]
+                reasons[name].update(str(members(Reason)[code]) for code in at[at >= 0].tolist())
     return [
         CallCounts(
-            name=one,
-            executions=holders[one],
-            not_trained=dict(sorted(reasons[one].items())),
+            name=name,
+            not_trained=dict(sorted(reasons[name].items())),
             **{figure: figures[figure] for figure in _FIGURES},
         )
-        for one, figures in sums.items()
+        for name, figures in sums.items()
     ]
 
 
@@ -144,7 +163,7 @@ def by_task(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[T
     infos: dict[str | None, list[ExecutionInfo]] = defaultdict(list)
     groups: dict[str | None, set[tuple[int, str]]] = defaultdict(set)
     states: dict[str | None, Counter[str]] = defaultdict(Counter)
-    trees: dict[str | None, TreeCounts] = defaultdict(TreeCounts)
+    trees: dict[str | None, list[TreeCounts]] = defaultdict(list)
     values: dict[str | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number, run in enumerate(_every(runs)):
         forest, scores = Forest(run), scores_by_execution(run)
@@ -156,9 +175,11 @@ def by_task(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[T
             for evaluator, value in _latest(rows).items():
                 values[task][evaluator].append(value)
             if info.execution_id in forest:
-                trees[task] += count_tree(forest.tree(info.execution_id), j_max=j_max)
+                trees[task].append(count_tree(forest.tree(info.execution_id), j_max=j_max))
     order = sorted(infos, key=lambda task: (task is None, task or ""))
-    return [_task(task, infos[task], len(groups[task]), states[task], trees[task], values[task]) for task in order]
+    return [
+        _task(task, infos[task], len(groups[task]), states[task], added_up(trees[task]), values[task]) for task in order
+    ]
 
 
 def _task(
@@ -207,9 +228,9 @@ def by_evaluator(runs: Tables | Sequence[Tables]) -> list[EvaluatorGroup]:
             groups.setdefault(info.group_id, []).append(info.execution_id)
             tasks.setdefault(info.group_id, info.task_id if info.group_id is not None else None)
         for evaluator in sorted({row.evaluator for rows in scores.values() for row in rows}):
-            for group_id, members in sorted(groups.items(), key=lambda item: item[0] or ""):
+            for group_id, inside in sorted(groups.items(), key=lambda item: item[0] or ""):
                 tried = [
-                    rows for name in members if (rows := [s for s in scores.get(name, ()) if s.evaluator == evaluator])
+                    rows for name in inside if (rows := [s for s in scores.get(name, ()) if s.evaluator == evaluator])
                 ]
                 latest = [row for rows in tried if (row := latest_scored(rows, evaluator)) is not None]
                 values = [row.value for row in latest if row.value is not None and math.isfinite(row.value)]
@@ -219,7 +240,7 @@ def by_evaluator(runs: Tables | Sequence[Tables]) -> list[EvaluatorGroup]:
                         run=str(getattr(run, "path", "")),
                         group_id=group_id,
                         task_id=tasks[group_id],
-                        executions=len(members),
+                        executions=len(inside),
                         scored=len(values),
                         failed=len(tried) - len(values),
                         mean=math.fsum(values) / len(values) if values else None,

@@ -54,6 +54,10 @@ class TreeCounts:
     trajectory_message_nodes: int = 0
     """Distinct message nodes on the candidates."""
     occurrences: int = 0
+    trajectory_nodes: int = 0
+    """Distinct nodes of every kind on the candidates."""
+    node_occurrences: int = 0
+    """The same, each candidate expanded."""
     distinct_tokens: int = 0
     counted_tokens: int = 0
     """Of these, counted locally because their ids are not known (observe mode)."""
@@ -98,9 +102,14 @@ class TreeCounts:
         return self.false_forks / self.turns if self.turns else None
 
     @property
-    def sharing_nodes(self) -> float | None:
+    def sharing_messages(self) -> float | None:
         """Occurrences per distinct message node; None without candidates."""
         return self.occurrences / self.trajectory_message_nodes if self.trajectory_message_nodes else None
+
+    @property
+    def sharing_nodes(self) -> float | None:
+        """The same over nodes of every kind."""
+        return self.node_occurrences / self.trajectory_nodes if self.trajectory_nodes else None
 
     @property
     def sharing(self) -> float | None:
@@ -109,7 +118,14 @@ class TreeCounts:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the derived ones too."""
-        names = (*(f.name for f in fields(self)), "repeats", "false_fork_rate", "sharing_nodes", "sharing")
+        names = (
+            *(f.name for f in fields(self)),
+            "repeats",
+            "false_fork_rate",
+            "sharing_messages",
+            "sharing_nodes",
+            "sharing",
+        )
         names = tuple(name for name in names if name != "trajectory_lengths")  # its distribution is told instead
         values = {name: getattr(self, name) for name in names}
         return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in values.items()}
@@ -146,6 +162,8 @@ def count_tree(tree: Tree, *, j_max: int | None = 5) -> TreeCounts:
         trajectories_kept=len(kept),
         trajectory_message_nodes=int((message_N & (times_N > 0)).sum()),
         occurrences=int(times_N[message_N].sum()),
+        trajectory_nodes=int((times_N > 0).sum()),
+        node_occurrences=int(times_N.sum()),
         distinct_tokens=tree.num_tokens,
         counted_tokens=int(tokens_N[tree.counted_N].sum()),
         prompt_tokens=int(facts.ints("prompt_tokens").sum()),

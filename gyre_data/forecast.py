@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from .eligible import eligibility
 from .model_shapes import ModelShape, named_shape
-from .ownership import AdmittedTrajectory, keep
+from .ownership import AdmittedTrajectory, kept_trajectories
 from .tree import Forest, Tables, Tree
 
 __all__ = [
@@ -206,7 +206,7 @@ def _executions(forests: Iterable[Forest], *, as_trainable: bool) -> Iterable[_E
             judged = eligibility(tree)
             if as_trainable:
                 judged = replace(judged, trainable_N=judged.eligible_N)
-            if kept := keep(tree, judged, j_max=None)[0]:
+            if kept := kept_trajectories(tree, judged, j_max=None):
                 yield _execution(tree, kept)
 
 

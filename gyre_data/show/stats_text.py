@@ -122,7 +122,7 @@ def _nodes(found: Stats) -> list[str | Text]:
     return [
         f"{count(trees.message_nodes)} messages",
         *([] if on_paths == trees.message_nodes else [f"on trajectories {count(on_paths)}"]),
-        f"{count(trees.occurrences)} if expanded ({count(trees.repeats)} repeats, {ratio(trees.sharing_nodes)})",
+        f"{count(trees.occurrences)} if expanded ({count(trees.repeats)} repeats, {ratio(trees.sharing_messages)})",
         f"{count(trees.trajectories)} trajectories, {count(trees.trajectories_kept)} kept ({cap})",
     ]
 

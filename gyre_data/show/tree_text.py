@@ -151,7 +151,7 @@ def _totals(counts: TreeCounts) -> list[Text]:
     if counts.trajectory_message_nodes not in (0, counts.message_nodes):
         nodes += f", {count(counts.trajectory_message_nodes)} on trajectories"
     if counts.trajectories:
-        nodes += f", {count(counts.occurrences)} if expanded ({ratio(counts.sharing_nodes)})"
+        nodes += f", {count(counts.occurrences)} if expanded ({ratio(counts.sharing_messages)})"
     tokens = Text(f"{amount(counts.distinct_tokens)} tok")
     tokens.append(f", {amount(counts.kept_tokens)} trained", style="" if counts.kept_tokens else _WRONG)
     return [calls, Text(nodes), tokens]

@@ -18,7 +18,7 @@ def test_the_published_case() -> None:
     assert (found.calls, found.message_nodes, found.trajectories) == (CALLS, MESSAGE_NODES, TRAJECTORIES)
     assert (found.occurrences, found.repeats) == (OCCURRENCES, OCCURRENCES - MESSAGE_NODES)
     assert found.trajectory_message_nodes == MESSAGE_NODES
-    assert found.sharing_nodes == pytest.approx(1.27, abs=0.005)
+    assert found.sharing_messages == pytest.approx(1.27, abs=0.005)
     assert found.trajectories_kept == 5
     assert (found.calls_failed, found.forks["retry"]) == (4, 4)
 
@@ -44,6 +44,8 @@ def test_nodes_and_tokens() -> None:
     assert found.trajectories == 3
     assert (found.trajectory_message_nodes, found.occurrences, found.repeats) == (9, 15, 6)
     shared = 5 + 3 + 2 + 4
+    assert (found.trajectory_nodes, found.node_occurrences) == (9 + 4, 15 + 6)
+    assert found.sharing_nodes == pytest.approx(21 / 13)
     assert found.trajectory_tokens == shared + (6 + 2 + 2) + (7 + 2 + 2) + (8 + 2 + 2)
     assert found.expanded_tokens == found.trajectory_tokens + 2 * shared
     assert found.distinct_tokens == found.trajectory_tokens + (1 + 2 + 3) + (1 + 2 + 9)
