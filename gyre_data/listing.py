@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from . import manifest as manifests
 from .errors import DataError
 from .execution import ExecutionInfo, executions
+from .frame import Records
 from .hosted import hosted_by_execution
 from .lock import is_locked
 from .reader import Run
@@ -88,7 +90,7 @@ def _state(info: ExecutionInfo, num_calls: int, writing: bool) -> ExecutionState
     return ExecutionState.RUNNING if writing else ExecutionState.INTERRUPTED
 
 
-def list_executions(run: Run) -> list[ExecutionSummary]:
+def list_executions(run: Run) -> Records[ExecutionSummary]:
     """Every execution of `run` that has an event or a call, oldest first."""
     calls, nodes = run.table("calls"), run.table("nodes")
     sampled = _sums(calls, calls.column("output_tokens"))
@@ -124,17 +126,17 @@ def list_executions(run: Run) -> list[ExecutionSummary]:
                 cost=bill.cost if (bill := bills.get(info.execution_id)) else None,
             )
         )
-    return found
+    return Records(ExecutionSummary, found)
 
 
-def list_runs(root: str | Path = "runs") -> list[RunSummary]:
+def list_runs(root: str | Path = "runs") -> Records[RunSummary]:
     """Every run folder directly under `root`, oldest first; one that cannot be read is listed with its problem."""
     found = []
     for path in Path(root).iterdir() if Path(root).is_dir() else ():
         if not manifests.is_recording(path):
             continue
         writing, problem, created_at = is_locked(path / "lock"), None, None
-        executions: list[ExecutionSummary] = []
+        executions: Sequence[ExecutionSummary] = ()
         try:
             run = Run(path)
             created_at = run.info.get("created_at")
@@ -152,4 +154,4 @@ def list_runs(root: str | Path = "runs") -> list[RunSummary]:
                 problem=problem,
             )
         )
-    return sorted(found, key=lambda r: (r.created_at or "", r.path))
+    return Records(RunSummary, sorted(found, key=lambda r: (r.created_at or "", r.path)))

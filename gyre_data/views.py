@@ -22,8 +22,7 @@ from .arrays import from_table
 from .eligible import Eligibility, candidates, eligibility
 from .errors import ConfigError, DataError
 from .execution import executions
-from .frame import Records
-from .listing import ExecutionSummary, list_executions
+from .listing import list_executions
 from .ownership import AdmittedTrajectory, keep
 from .path import stored_message
 from .reader import Run
@@ -103,7 +102,7 @@ def _judge(run: Tables, j_max: int | None) -> Iterable[_Judged]:
 def _executions(sources: Sources) -> pa.Table:
     tables = []
     for run in sources.runs:
-        listed = Records(ExecutionSummary, list_executions(cast(Run, run))).arrow()
+        listed = list_executions(cast(Run, run)).arrow()
         known = executions(run)
         infos = [known[name] for name in listed.column("execution_id").to_pylist()]
         for name in ("harness_version", "launcher", "dispatch_policy_id", "attributes"):

@@ -46,7 +46,7 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     yield from flow([head, Text(f"{amount(tokens)} tok in {count(paths)} trajectories ({cap})")], width)
     if found.note is not None:
         yield from wrapped(
-            Text(f"no reward chosen: {found.note}; name it: --evaluator NAME", style=_WRONG), width, indent=2
+            Text(f"no reward chosen: {found.note}", style=_WRONG), width, indent=2
         )
     if not tokens and (why := _untrainable(found)):
         yield from wrapped(Text(f"RL can train on none of it: {why}; SFT can", style=_WRONG), width, indent=2)
@@ -170,7 +170,7 @@ def _answer(v: Verdict) -> list[Text]:
 def _reward(found: ExecutionExplained) -> list[Text]:
     v = found.verdict
     if found.note is not None:
-        return [Text(f"not chosen: {found.note}; name it: --evaluator NAME", style=_WRONG)]
+        return [Text(f"not chosen: {found.note}", style=_WRONG)]
     if v.reward is None:
         return [Text(DASH), Text("no verdict that counts")]
     return [Text(f"R {v.reward:.4g}{' partial' if v.partial else ''}", style="bold"), Text(", ".join(v.score_ids))]

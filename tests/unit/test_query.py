@@ -209,6 +209,7 @@ def test_a_result_goes_where_one_wants_it(tmp_path: Path) -> None:
     assert hash(excluded[:0]) == hash(())
     assert repr(excluded[:0]) == "Records(Exclusion, [])"
     listed = gd.list_executions(run)
+    assert pl.DataFrame(listed)["num_calls"].to_list() == [e.num_calls for e in listed] == [1, 17, 1]
     assert {e.execution_id for e in listed} == set(run.sql("select execution_id from executions").pl()["execution_id"])
 
 
