@@ -91,9 +91,9 @@ def _judge(run: Tables, j_max: int | None) -> Iterable[_Judged]:
     for execution_id in forest.execution_ids:
         try:
             tree = forest.tree(execution_id)
+            eligible = eligibility(tree)
         except DataError:
             continue
-        eligible = eligibility(tree)
         kept, out = keep(tree, eligible, j_max=j_max)
         why = {x.node_id: (str(x.reason), x.detail) for x in out if x.node_id is not None}
         yield _Judged(tree=tree, eligible=eligible, kept=kept, why=why)

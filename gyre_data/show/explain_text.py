@@ -45,9 +45,7 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     cap = "no J_max" if found.j_max is None else f"J_max {found.j_max}"
     yield from flow([head, Text(f"{amount(tokens)} tok in {count(paths)} trajectories ({cap})")], width)
     if found.note is not None:
-        yield from wrapped(
-            Text(f"no reward chosen: {found.note}", style=_WRONG), width, indent=2
-        )
+        yield from wrapped(Text(f"no reward chosen: {found.note}", style=_WRONG), width, indent=2)
     if not tokens and (why := _untrainable(found)):
         yield from wrapped(Text(f"RL can train on none of it: {why}; SFT can", style=_WRONG), width, indent=2)
     groups = {group.group_id: group for group in found.groups}

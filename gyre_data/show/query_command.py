@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from gyre_data.errors import ConfigError
 from gyre_data.query import batches, describe
 from gyre_data.scores import parse_weights
 from gyre_data.store import find_run
@@ -46,11 +47,14 @@ def query(
     every stored table. SQL reads the runs and nothing else: no other file, and nothing is changed.
     """
     runs, sql = (words[:-1], words[-1]) if words and _is_sql(words[-1]) else (words or [], None)
+    if (out is not None) + as_json + as_csv > 1:
+        raise ConfigError("wanted one of --json, --csv and -o, got several; a file's ending says what it holds")
+    folders = [find_run(run) for run in runs]
     console = screen()
     if sql is None:
         show(view_lines(describe(), " ".join(runs) or "RUN", console.width), console)
         return
-    opened = [open_run(find_run(run)) for run in runs] or [open_run(find_run())]
+    opened = [open_run(folder) for folder in folders or [find_run()]]
     reader = batches(opened, sql, j_max=j_max or None, evaluators=parse_weights(evaluator))
     if out is not None:
         typer.echo(f"{out}: {save(reader, out):,} rows")

@@ -318,5 +318,8 @@ def test_query_settings(runs: Path) -> None:
     assert (
         out("query", runs, "select range as n from range(9)", "--limit", "2").splitlines()[-1].startswith("the first 2")
     )
-    with pytest.raises(ConfigError, match="runs/none holds no manifest"):
-        raise gyre("query", "runs/none", "select 1 as x").exception or AssertionError
+    for words in (["select 1 as x"], []):
+        with pytest.raises(ConfigError, match="runs/none holds no manifest"):
+            raise gyre("query", "runs/none", *words).exception or AssertionError
+    with pytest.raises(ConfigError, match="wanted one of --json, --csv and -o"):
+        raise gyre("query", runs, "select 1 as x", "--json", "--csv").exception or AssertionError
