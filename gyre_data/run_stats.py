@@ -17,6 +17,7 @@ from typing import Any, cast
 from .branch_shapes import BranchShape, branch_shapes
 from .counts import TreeCounts, count_run
 from .distributions import Distributions, distributions
+from .errors import ConfigError
 from .execution import ExecutionInfo, executions
 from .forecast import Forecast, forecast
 from .hosted import Hosted, Prices, hosted
@@ -118,10 +119,15 @@ def stats(
     """Count what one or more runs hold.
 
     `prices` are for hosted models, None takes the release's own table. `trainer` is the folder of a training run, for
-    staleness and mismatch of what it consumed. `model` asks for a forecast: a name of `model_shapes.MODELS`, or a
-    folder with config.json.
+    staleness and mismatch of what it consumed; ConfigError when it has no step. `model` asks for a forecast: a name of
+    `model_shapes.MODELS`, or a folder with config.json.
     """
     every: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
+    if trainer is not None and not len(trainer.table("steps")):
+        raise ConfigError(
+            f"wanted the folder of a training run, {getattr(trainer, 'path', 'this one')} holds no step yet; give the "
+            "output.dir of a `gyre train` that has taken one"
+        )
     known: list[ExecutionInfo] = []
     states: Counter[str] = Counter()
     rows: list[Score] = []

@@ -266,6 +266,8 @@ def _hosted(found: Hosted) -> list[str | Text]:
 
 def _staleness(found: Staleness) -> list[str | Text]:
     against = "when consumed" if found.basis == "consumed" else f"against {found.newest or 'the newest of each run'}"
+    if found.basis == "consumed" and not (found.groups or found.executions_unknown or found.tokens):
+        return ["none of these executions was consumed by this training run"]
     if found.group_mean is None and found.token_mean is None:
         return ["unknown: no version was recorded that could be compared"]
     parts: list[str | Text] = [against]

@@ -10,7 +10,7 @@ import pytest
 
 from gyre_data.branch_shapes import branch_shapes
 from gyre_data.distributions import SECOND_EDGES, TOKEN_EDGES, distribution, distributions
-from gyre_data.errors import CorruptError
+from gyre_data.errors import ConfigError, CorruptError
 from gyre_data.execution import executions
 from gyre_data.mismatch import mismatch
 from gyre_data.node_rows import NodeRows
@@ -201,6 +201,15 @@ def test_staleness_against_the_newest_version_of_a_run() -> None:
     assert (found.tokens, found.token_mean, found.tokens_unknown) == (30, (3 + 2 + 0) / 3, 10)
     both = staleness([run, run])
     assert (both.tokens, both.groups, both.newest) == (60, 2, "run:4")
+
+
+def test_a_folder_without_steps_is_refused_as_a_trainer() -> None:
+    with pytest.raises(ConfigError, match="holds no step yet; give the"):
+        stats(Forest(), trainer=Forest())
+    trainer = Forest()
+    trained(trainer, 1, ("old", 5), [])
+    found = staleness([busy_case()], trainer=trainer)
+    assert (found.groups, found.executions_unknown, found.tokens, found.group_mean) == (0, 0, 0, None)
 
 
 def test_staleness_without_versions_is_unknown() -> None:

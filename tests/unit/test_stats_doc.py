@@ -16,8 +16,9 @@ from gyre_data.forecast import WORTH
 from gyre_data.main import app
 from gyre_data.run_stats import TOOL_MESSAGES, stats
 from gyre_data.tools import ToolCounts
-from gyre_data.types import TeacherLogprobs
+from gyre_data.types import Step, TeacherLogprobs
 from tests.support.busy_case import busy_case
+from tests.support.forest import Forest
 from tests.support.published_case import published_case
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stats.md").read_text()
@@ -76,7 +77,13 @@ def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     published_case().write(Path("runs/a"))
     busy_case().write(Path("runs/b"))
-    busy_case().write(Path("out/grpo"))
+    trainer = Forest()
+    step = Step(
+        step=1, policy_id="run", n=1, parent_policy_id="base", parent_n=0, num_executions=1, trained_tokens=1,
+        at=trainer.now(),
+    )  # fmt: skip
+    trainer.add("steps", step)
+    trainer.write(Path("out/grpo"))
     for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL):
         for line in block.splitlines():
             _, *words = line.partition("#")[0].split()
