@@ -115,6 +115,10 @@ class TrainConfig:
     """Learning rate after warm-up."""
     warmup_steps: int = 0
     """Steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How it falls from there to `min_lr` at step `steps`."""
+    min_lr: float = 0.0
+    """Learning rate of the last step of a decay."""
     weight_decay: float = 0.0
     """AdamW decay; never on norm gains and biases."""
     beta1: float = 0.9
@@ -161,6 +165,10 @@ class OutputConfig:
     """Steps between checkpoints; the last step and every published step are always kept."""
     keep: int = 2
     """Checkpoints kept; older ones are deleted."""
+    log: tuple[str, ...] = ()
+    """Trackers beside metrics.jsonl: `tensorboard` (files in the folder), `wandb`, `trackio`."""
+    project: str = "gyre"
+    """Project name in wandb and trackio; the run is named by its policy id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,7 +306,8 @@ _POSITIVE = (
 
 _FROM_ZERO: dict[str, float] = {
     **dict.fromkeys(
-        ("train.steps", "train.warmup_steps", "train.weight_decay", "train.eps", "train.clip_grad"), math.inf
+        ("train.steps", "train.warmup_steps", "train.weight_decay", "train.eps", "train.clip_grad", "train.min_lr"),
+        math.inf,
     ),
     **dict.fromkeys(("loss.cap", "loss.advantage", "loss.teacher", "loss.kl"), math.inf),
     **dict.fromkeys(("train.beta1", "train.beta2"), 1.0),
@@ -315,6 +324,12 @@ def _check(config: TrainingConfig) -> None:
     if not data.runs and not data.chat:
         raise ConfigError("data: wanted recorded runs or chat files, got neither; set data.runs or data.chat")
     _check_loss(config)
+    if train.schedule == "constant" and train.min_lr:
+        raise ConfigError("train.min_lr has no effect with train.schedule = constant; choose linear or cosine")
+    if train.schedule != "constant" and not train.steps:
+        raise ConfigError(f"train.schedule = {train.schedule}: wanted to know the last step; set train.steps")
+    if train.min_lr > train.lr:
+        raise ConfigError(f"train.min_lr: wanted at most train.lr = {train.lr}, got {train.min_lr}; lower it")
     if train.steps_per_burst > 1 and train.anchor != "burst":
         raise ConfigError(
             f'train.steps_per_burst = {train.steps_per_burst} has no effect with anchor = {train.anchor}; '

@@ -11,9 +11,12 @@ import json
 import logging
 import re
 import secrets
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,6 +37,8 @@ from .megatron.checkpoint import latest_checkpoint, read_state
 from .megatron.parallel import from_first_rank, is_first_rank, run_ranks
 from .metrics import MetricsLog, ProgressLine
 from .publish.files import FilePublisher
+from .schedule import learning_rate
+from .sinks import SinkSettings, open_sinks
 from .source import Example, Source, load_source, plan_examples
 from .step import Learner, StepWork
 
@@ -69,9 +74,39 @@ def train(
     output = Path(config.output.dir)
     output.mkdir(parents=True, exist_ok=True)
     summary_file = output / "session.json"
-    run_ranks(_rank_main, config.parallel.tp, config, str(summary_file), show_progress, device=config.model.device)
+    _stop_file(config).unlink(missing_ok=True)
+    with _stopping(_stop_file(config)):
+        run_ranks(_rank_main, config.parallel.tp, config, str(summary_file), show_progress, device=config.model.device)
     found = json.loads(summary_file.read_text(encoding="utf-8"))
     return TrainSummary(**{**found, "publish_errors": tuple(found["publish_errors"])})
+
+
+def _stop_file(config: TrainingConfig) -> Path:
+    """While it exists, training ends after the step under way, with a checkpoint. Ranks in processes see it too."""
+    return Path(config.output.dir) / "stop"
+
+
+@contextmanager
+def _stopping(file: Path) -> Iterator[None]:
+    """SIGTERM, and Ctrl-C once, make the stop file; a second Ctrl-C interrupts at once."""
+
+    def stop(number: int, _: Any) -> None:
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+        _LOG.warning("%s: the step under way is finished and saved", signal.Signals(number).name)
+        file.touch()
+
+    if threading.current_thread() is not threading.main_thread():  # signals belong to whoever owns the main thread
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +147,10 @@ def _loop(config: TrainingConfig, coordinator: _Coordinator | None) -> None:
         coordinator.publish()
     while (order := from_first_rank(coordinator.next() if coordinator else None)) is not None:
         figures = learner.step(order.work)
+        save = from_first_rank(coordinator.saves(order) if coordinator else None)
         if coordinator:
-            coordinator.record(order, figures)
-        if order.save:
+            coordinator.record(order, figures, save)
+        if save:
             learner.save(_checkpoints(config), order.work.step, order.state)
             if coordinator:
                 coordinator.saved(order)
@@ -180,12 +216,20 @@ class _Coordinator:
         self.setup = _Setup(checkpoint=checkpoint, anchor=anchor)
         self._checkpoint = checkpoint
         self._first_step = self._step
+        self._stop, self._saved = _stop_file(config), True
         self._tokens = 0
         self._loss: float | None = None
         self._publisher = FilePublisher(
             config.publish.engines, proxy=config.publish.proxy, timeout_s=config.publish.timeout_s
         )
         self._publish_errors: list[str] = []
+        self._sinks = open_sinks(
+            config.output.log,
+            SinkSettings(
+                folder=Path(config.output.dir), project=config.output.project, run=self._policy_id, step=self._step,
+                config=asdict(config),
+            ),
+        )  # fmt: skip
         self._metrics = MetricsLog(Path(config.output.dir) / "metrics.jsonl", self._step)
         self._progress = ProgressLine(total=config.train.steps or None, done=self._step, show=show_progress)
         self._progress.__enter__()
@@ -215,7 +259,7 @@ class _Coordinator:
     def next(self) -> _Order | None:
         """Choose and lay out the next step; None when training is over."""
         config = self._config.train
-        if config.steps and self._step >= config.steps:
+        if (config.steps and self._step >= config.steps) or (self._stop.exists() and self._saved):
             return None
         due = self._source.due(self._trained, config.executions_per_step)
         if not due:
@@ -236,10 +280,9 @@ class _Coordinator:
         after = self._trained + Counter(e.execution_id for e in due)
         last = step == config.steps or not self._source.due(after, 1)
         publish = bool(self._config.publish.engines) and (last or step % self._config.publish.every == 0)
-        warm = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
         return _Order(
             work=StepWork(
-                step=step, packs=made.packs, num_executions=made.num_executions, lr=config.lr * warm
+                step=step, packs=made.packs, num_executions=made.num_executions, lr=learning_rate(config, step)
             ),
             save=last or publish or step % self._config.output.save_every == 0,
             publish=publish,
@@ -250,7 +293,12 @@ class _Coordinator:
             },
         )  # fmt: skip
 
-    def record(self, order: _Order, figures: dict[str, float]) -> None:
+    def saves(self, order: _Order) -> bool:
+        """Whether the step that was just computed gets a checkpoint: it was due, or the run is to stop."""
+        self._saved = order.save or self._stop.exists()
+        return self._saved
+
+    def record(self, order: _Order, figures: dict[str, float], save: bool) -> None:
         """Write ledger, step row and metrics of a step that has been applied."""
         # The ledger orders attempts at a step by time, so a clock that was set back must not reorder them.
         now = self._recorded_at = max(datetime.now(UTC), self._recorded_at + timedelta(microseconds=1))
@@ -262,11 +310,12 @@ class _Coordinator:
         step = Step(
             step=self._step, policy_id=self._policy_id, n=self._step, parent_policy_id=parent.policy_id,
             parent_n=parent.n, num_executions=order.work.num_executions, trained_tokens=self._rows["trained_tokens"],
-            loss=figures["loss"], metrics=json.dumps(row), checkpoint=str(folder) if order.save else None, at=now,
+            loss=figures["loss"], metrics=json.dumps(row), checkpoint=str(folder) if save else None, at=now,
         )  # fmt: skip
         rows = [_ledger_row(step, example, t) for example in self._chosen for t in example.trajectories]
         self._writer.write([*rows, step])
         self._metrics.write(row)
+        self._sinks.write(row)
         self._trained.update(e.execution_id for e in self._chosen)
         self._tokens += self._rows["trained_tokens"]
         self._loss = figures["loss"]
@@ -308,6 +357,7 @@ class _Coordinator:
         """Release the folder."""
         self._progress.__exit__(None, None, None)
         self._metrics.close()
+        self._sinks.close()
         self._writer.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -110,6 +111,8 @@ def _rank_entry(
 ) -> None:
     if log_level is not None:  # the command that started us shows its log; this process starts without handlers
         logging.basicConfig(level=log_level if rank == 0 else logging.WARNING, format="%(message)s")
+    for number in (signal.SIGTERM, signal.SIGINT):  # sent to a whole process group; the starting process handles them
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", (os.cpu_count() or 1) // tp or 1))))
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it where tensor parallelism overlaps
     if device.startswith("cuda"):

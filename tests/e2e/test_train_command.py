@@ -1,5 +1,6 @@
 """`gyre train` as a user runs it: two ranks started by itself, a dry run, one-line errors, and kill -9."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -75,6 +76,30 @@ def test_kill_9_and_the_same_command_again(model: Path, tmp_path: Path) -> None:
     one, two = load_file(tmp_path / "out" / final), load_file(tmp_path / "whole" / final)
     for name in one:
         assert torch.equal(one[name], two[name]), name
+
+
+def test_sigterm_saves_the_step_under_way(model: Path, tmp_path: Path) -> None:
+    """Both ranks get the signal, as from a batch system; the same command goes on where it stopped."""
+    chat = chat_file(tmp_path / "c.jsonl", *(f"answer {i}" for i in range(4)))
+    settings = ("--train.executions_per_step=1", "--data.epochs=500", "--output.save_every=100000")
+    command = config(model, tmp_path / "out", *settings, '--output.log=["tensorboard"]', chat=chat)
+    process = start(command, tmp_path, "--parallel.tp=2")
+    metrics = tmp_path / "out/metrics.jsonl"
+
+    def is_in_the_middle() -> bool:
+        return process.poll() is not None or (metrics.exists() and metrics.read_text().count("\n") >= 2)
+
+    wait_until(is_in_the_middle, "2 steps", 200)
+    os.killpg(process.pid, signal.SIGTERM)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    step = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert 2 <= step < 2000
+    assert f"checkpoints/step-{step:08d}" in out
+    assert "SIGTERM: the step under way is finished and saved" in errors
+    assert list((tmp_path / "out/tensorboard").iterdir())
+    done = train(dataclasses.replace(command, train=dataclasses.replace(command.train, steps=step + 1)))
+    assert (done.step, done.steps_done) == (step + 1, 1)
 
 
 def test_a_dry_run_prints_settings_and_plan(model: Path, tmp_path: Path) -> None:

@@ -60,6 +60,13 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--train.clip_grad=nan"], r"train\.clip_grad: wanted a number from 0"),
         (["--train.beta1=1.0"], r"train\.beta1: wanted a number from 0 to below 1"),
         (["--model.path="], "set model.path"),
+        (["--train.min_lr=1e-7"], "no effect with train.schedule = constant"),
+        (["--train.schedule=linear"], "wanted to know the last step; set train.steps"),
+        (["--train.schedule=linear", "--train.steps=2", "--train.min_lr=1"], "wanted at most train.lr"),
+        (["--loss.clip_low=1.5"], "wanted bounds around 1, got 1.5"),
+        (["--loss.advantage=0"], "nothing to learn from"),
+        (["--loss.reference=x"], "no effect with loss.kl = 0"),
+        (["--loss.kind=sft", "--loss.kl=1"], "loss.kl has no effect on sft; remove it"),
     ],
 )
 def test_a_wrong_setting_says_what_to_do(tmp_path: Path, overrides: list[str], message: str) -> None:
