@@ -1,7 +1,7 @@
 """Write a small run of the format of today: make_golden.py FOLDER. Done once for each released version, then kept.
 
-Sealed segments, open ones beside them, and FOLDER.json with the rows that every later release must read from it.
-"""
+
+
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import gyre_data
+from gyre_data.compact import compact
+from gyre_data.pins import tag
+from gyre_data.removal import remove
 from gyre_data.schema import TABLES, Extension, NodeKind
 from gyre_data.types import EnvironmentState, TopLogprobs
 from tests.support.rows import START, call_row, one_execution, output_node, prompt_node
@@ -27,7 +30,12 @@ def write(folder: Path) -> None:
             ),
         ]
     )
-    writer.seal()
+    writer.write(one_execution("e_removed", 1))
+    writer.close()
+    tag(folder, "v1")
+    remove(folder, ["e_removed"])
+    compact(folder, cold=True)
+    writer = gyre_data.RunWriter(folder)
     root = prompt_node("n_root", "c_fork", execution_id="e_2", message_blobs=(blob,), message_role="user")
     added = prompt_node("n_gen", "c_fork", root, 1, kind=NodeKind.GENERATION_PROMPT)
     output = output_node("n_out", "c_fork", added, 4)

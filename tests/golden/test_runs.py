@@ -8,6 +8,7 @@ import pytest
 
 import gyre_data
 from gyre_data.arrays import from_table
+from gyre_data.rewrite import codec_of
 from gyre_data.schema import TABLES
 from gyre_data.store import RunWriter
 from gyre_data.verify import verify
@@ -46,4 +47,13 @@ def check_rows(path: Path, wanted: dict) -> None:
 
 
 def test_there_is_a_golden_run():
-    assert "run-1_0" in [path.name for path in GOLDEN]
+    assert {"run-1_0", "run-1_2"} <= {path.name for path in GOLDEN}
+
+
+def test_what_format_1_2_added_reads_on():
+    """A tag shows what was removed later; compaction made every other segment cold."""
+    path = Path(__file__).parent / "run-1_2"
+    assert gyre_data.open(path).manifest.removed == ("e_removed",)
+    assert "e_removed" not in gyre_data.open(path).table("calls").column("execution_id").to_pylist()
+    assert "e_removed" in gyre_data.open(f"{path}@v1").table("calls").column("execution_id").to_pylist()
+    assert {codec_of(p) for p in (path / "nodes").glob("*.arrow")} == {None, "zstd"}
