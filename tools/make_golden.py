@@ -1,7 +1,8 @@
 """Write a small run of the format of today: make_golden.py FOLDER. Done once for each released version, then kept.
 
-
-
+Sealed segments, cold ones, open ones beside them, a removed execution, a tag, and FOLDER.json with the rows that every
+later release must read from it.
+"""
 
 from __future__ import annotations
 
