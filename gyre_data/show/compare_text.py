@@ -14,7 +14,7 @@ from gyre_data.path import PathMessage
 from gyre_data.search import Hit
 from gyre_data.texts import parts_of, said
 
-from .layout import flow, wrapped
+from .layout import flow, hints, wrapped
 from .numbers import DASH, amount, count, counted, duration
 
 __all__ = ["diff_lines", "hit_lines"]
@@ -46,7 +46,7 @@ def diff_lines(
     if all(step.kind is Differs.SAME for step in found.steps):
         yield Text("both say the same", style="bold green")
     next_ = [f"read: gyre tree {where} {names[0]}", f"gyre tree {where} {names[1]}"]
-    yield from flow([Text(told, style=_QUIET) for told in next_], width, indent=0)
+    yield from hints(next_, width)
 
 
 def _outcomes(a: DiffSide, b: DiffSide) -> Iterator[tuple[str, str, str]]:

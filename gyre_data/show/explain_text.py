@@ -12,7 +12,7 @@ from gyre_data.eligible import Reason
 from gyre_data.explain import RULES, ExecutionExplained, GroupExplained, RunExplained, Verdict
 from gyre_data.types import Score
 
-from .layout import flow, wrapped
+from .layout import flow, hints, wrapped
 from .numbers import DASH, amount, count, counted
 
 __all__ = ["execution_lines", "labelled", "run_lines"]
@@ -153,9 +153,9 @@ def execution_lines(found: ExecutionExplained, *, short: str, where: str, width:
     yield from _trajectories(found, width)
     yield from _calls(found, width)
     target = f"{where} {short}"
-    at = found.trajectories[0].leaf_call if found.trajectories else 1
-    next_ = [f"one call: gyre explain {target}:c{at}", f"as a tree: gyre tree {target}"]
-    yield from flow([Text(told, style=_QUIET) for told in next_], width, indent=0)
+    named = [t.leaf_call for t in found.trajectories] + [one.number for one in found.left_out]
+    next_ = [f"one call: gyre explain {target}:c{named[0]}", f"as a tree: gyre tree {target}"] if named else []
+    yield from hints(next_, width)
 
 
 def _answer(v: Verdict) -> list[Text]:

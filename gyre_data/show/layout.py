@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["RULER", "flow", "print_json", "screen", "show", "wrapped"]
+__all__ = ["RULER", "flow", "hints", "print_json", "screen", "show", "wrapped"]
 
 _NARROWEST = 20
 RULER = Console(width=80, no_color=True)
@@ -59,6 +59,13 @@ def flow(parts: Sequence[Text], width: int, *, indent: int = 2) -> Iterator[Text
         yield from full
     if line.plain.strip():
         yield line
+
+
+def hints(told: Sequence[str], width: int) -> Iterator[Text]:
+    """What to type next, dim: on one line when it fits, else a line each; a command is never broken."""
+    whole = "  ".join(told)
+    for line in [whole] if told and len(whole) <= width else told:
+        yield Text(line, style="dim")
 
 
 def wrapped(text: Text, width: int, *, indent: int = 0, guide: Text | None = None) -> list[Text]:

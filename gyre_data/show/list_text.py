@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gyre_data.listing import ExecutionState, ExecutionSummary, RunSummary
 
-from .layout import flow
+from .layout import flow, hints
 from .numbers import DASH, amount, dollars
 
 __all__ = ["execution_list", "run_list"]
@@ -39,7 +39,7 @@ def execution_list(found: Sequence[ExecutionSummary], *, where: str, width: int 
     told = [column for column in columns if any(cell.plain != DASH for cell in column[1])]
     yield from _table(told, width)
     next_ = [f"what would be trained: gyre explain {where}", f"look at one: gyre tree {where} EXECUTION"]
-    yield from flow([Text(line, style=_QUIET) for line in next_], width, indent=0)
+    yield from hints(next_, width)
 
 
 def _task(e: ExecutionSummary) -> Text:

@@ -16,7 +16,7 @@ from gyre_data.schema import BranchReason
 from gyre_data.texts import arguments_text, content_text, tools_of
 from gyre_data.types import Call
 
-from .layout import RULER, flow
+from .layout import RULER, flow, hints
 from .numbers import amount, count, counted
 
 __all__ = ["path_json", "path_lines"]
@@ -71,7 +71,7 @@ def path_lines(path: Path, this: Call, *, short: str, where: str, width: int = 8
     target = f"{where} {short}:c{number}"
     more = [f"all of it: gyre tree {target} --full"] if (cut or old) and not full else []
     next_ = [*more, f"where it comes from: gyre explain {target}"]
-    return [*lines, *flow([Text(told, style=_QUIET) for told in next_], width, indent=0)]
+    return [*lines, *hints(next_, width)]
 
 
 def _trained(path: Path) -> dict[int, int]:

@@ -15,7 +15,7 @@ from gyre_data.texts import parts_of
 from gyre_data.types import Call, EnvironmentState
 
 from .explain_text import group_parts, labelled, weight_parts
-from .layout import flow
+from .layout import flow, hints
 from .numbers import DASH, amount, count, duration
 
 __all__ = ["call_lines", "token_lines"]
@@ -51,7 +51,7 @@ def call_lines(
         f"token: gyre explain {target}:0",
         f"read: gyre tree {target}",
     ]
-    yield from flow([Text(told, style=_QUIET) for told in next_], width, indent=0)
+    yield from hints(next_, width)
 
 
 def token_lines(

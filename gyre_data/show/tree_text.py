@@ -17,7 +17,7 @@ from gyre_data.scores import latest_scored
 from gyre_data.texts import node_messages, tools_of
 from gyre_data.types import PolicyVersion, Score
 
-from .layout import flow, wrapped
+from .layout import flow, hints, wrapped
 from .numbers import DASH, amount, count, duration, ratio
 from .outline import Lane, Outline, Segment
 
@@ -84,7 +84,7 @@ def tree_lines(
         *flow(_totals(counts), width),
         *_aligned(rows, width),
         *_ending(shown, counts, width, fitting if fitting < deepest else None),
-        *flow(_next(shown, short, where, others), width, indent=0),
+        *hints(_next(shown, short, where, others), width),
     ]
 
 
@@ -365,11 +365,11 @@ def _ending(shown: Outline, counts: TreeCounts, width: int, folded: int | None) 
         yield Text(f"folded at depth {folded}; more: --depth {folded + 1}, every call: --all", style=_QUIET)
 
 
-def _next(shown: Outline, short: str, where: str, others: int) -> list[Text]:
+def _next(shown: Outline, short: str, where: str, others: int) -> list[str]:
     more = [f"why: gyre explain {where} {short}", f"read: gyre tree {where} {short}:{_last(shown)}"]
     if others:
         more.append(f"{others} other execution{'s' if others > 1 else ''}: gyre ls {where}")
-    return [Text(told, style=_QUIET) for told in more]
+    return more
 
 
 def _last(shown: Outline) -> str:

@@ -27,7 +27,8 @@ def break_lines(
 ) -> Iterator[Text]:
     """A paragraph per break: which calls, first message and token that differ, both sides around it, likely cause."""
     if not found:
-        yield Text("no prefix broke: every call goes on from the one before it, is a retry, or starts an agent")
+        told = "no prefix broke: every call goes on from the one before it, is a retry, or starts an agent"
+        yield from wrapped(Text(told), width, indent=2)
     for b in found:
         head = Text.assemble((f"{short}:c{b.number}", "bold cyan"), f" left c{b.old_number}")
         cause = Text(f"{b.cause.replace('_', ' ')}: {b.told}", style=_WRONG if b.check else "bold yellow")

@@ -262,7 +262,7 @@ async def test_what_was_observed_is_shown_with_its_model_usage_and_price(tmp_pat
             await raw_call(proxy.base(), "POST", target, headers, json.dumps(body).encode())
     run = open_run(tmp_path / "run")
     found = stats(run)
-    told = "\n".join(str(line) for line in stats_lines(found, where="RUN"))
+    told = "\n".join(str(line) for line in stats_lines(found, where="RUN", width=200))
     assert "hosted      in 18  cache read 200  write 40  out 14  ~ $0.00079 list price (20" in told
     assert "(local count)" in told
     assert found.trees.sampled_tokens > 0

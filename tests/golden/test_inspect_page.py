@@ -34,6 +34,13 @@ def test_the_page_holds_what_the_commands_print(tmp_path: Path, monkeypatch: pyt
     assert PAGE.read_text() == wanted
 
 
+def test_the_commands_of_the_readme_run() -> None:
+    lines = re.findall(r"^gyre (.*\bsample\b[^#\n]*)", (PAGE.parents[1] / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) >= 5
+    for line in lines:
+        assert CliRunner().invoke(app, shlex.split(line)).exit_code == 0, line
+
+
 def test_the_code_of_the_page_runs() -> None:
     for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(compile(code, str(PAGE), "exec"), {})

@@ -13,7 +13,7 @@ import gyre_data as gd
 from gyre_data.breaks import breaks
 from gyre_data.execution import Execution
 from gyre_data.main import app
-from gyre_data.show.layout import flow, wrapped
+from gyre_data.show.layout import flow, hints, wrapped
 from gyre_data.show.outline import outline
 from gyre_data.show.path_text import path_lines
 from gyre_data.show.tree_text import MOST_LINES, tree_lines
@@ -85,6 +85,13 @@ def test_flow_and_wrap_lose_nothing() -> None:
     assert max(len(line) for line in lines) <= 30
     assert [line.plain for line in wrapped(Text("short"), 30)] == ["short"]
     assert all(line.plain.startswith("| ") for line in wrapped(Text("word " * 20), 30, guide=Text("| "))[1:])
+
+
+def test_a_command_to_type_next_is_never_broken() -> None:
+    short, long = "look: gyre ls a", "read: gyre tree " + "folder/" * 12
+    assert [line.plain for line in hints([short, short], 80)] == [f"{short}  {short}"]
+    assert [line.plain for line in hints([short, long], 80)] == [short, long]
+    assert list(hints([], 80)) == []
 
 
 def conversation(number: int, turns: int, *, full: bool = False) -> list[str]:
