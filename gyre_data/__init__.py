@@ -6,7 +6,24 @@ Importing this package loads no third-party module; a name is loaded when it is 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names for type checkers and editors
+    from .admission import admit as admit
+    from .convert.importing import import_sessions as import_sessions
+    from .errors import GyreError as GyreError
+    from .execution import Execution as Execution
+    from .listing import list_executions as list_executions
+    from .listing import list_runs as list_runs
+    from .path import Path as Path
+    from .query import sql as sql
+    from .run_stats import stats as stats
+    from .scores import score as score
+    from .store import Run as Run
+    from .store import find_run as find_run
+    from .store import open as open
+    from .tree import Tree as Tree
+    from .writer import RunWriter as RunWriter
 
 __version__ = "0.1.0"
 

@@ -102,3 +102,17 @@ def test_combine_chunks_is_not_used() -> None:
     """It copies, and on 32-bit lists it can overflow."""
     for path in MODULES:
         assert ".combine_chunks(" not in path.read_text(), path
+
+
+def test_public_names_are_typed() -> None:
+    """Names that are loaded lazily are told to type checkers too."""
+    import gyre_data
+
+    for node in ast.parse((PACKAGES["gyre_data"] / "__init__.py").read_text()).body:
+        if isinstance(node, ast.If):
+            told = {
+                alias.asname: one.module for one in node.body if isinstance(one, ast.ImportFrom) for alias in one.names
+            }
+            assert told == gyre_data._EXPORTS
+            return
+    raise AssertionError("gyre_data/__init__.py has no block for type checkers")
