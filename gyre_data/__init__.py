@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from .admission import admit as admit
     from .convert.importing import import_sessions as import_sessions
+    from .diff import diff_paths as diff_paths
     from .errors import GyreError as GyreError
     from .execution import Execution as Execution
+    from .explain import explain_execution as explain_execution
+    from .explain import explain_run as explain_run
     from .listing import list_executions as list_executions
     from .listing import list_runs as list_runs
     from .path import Path as Path
