@@ -21,21 +21,24 @@ _GAP_S, _POLL_S, _WAIT_S = 0.03, 0.005, 120.0
 
 def lags(source: Path, path: Path, live: int) -> list[float]:
     """Seconds from durable in the writer to there in the reader's tree, of the last `live` calls."""
-    writer = subprocess.Popen(
-        [sys.executable, __file__, str(source), str(path), str(live)], stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "ready\n"
-    run, seen, known = gyre_data.open(path), dict[str, float](), 0
-    give_up = time.monotonic() + _WAIT_S
-    while len(seen) < live and time.monotonic() < give_up:
-        if run.refresh() or not known:
-            calls = run[""].tree.calls
-            now = time.monotonic()
-            seen |= {call.call_id: now for call in calls[known or len(calls) :]}
-            known = len(calls)
-        time.sleep(_POLL_S)
-    durable = dict(line.split() for line in writer.communicate()[0].splitlines())
+    command = [sys.executable, __file__, str(source), str(path), str(live)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        run, seen = gyre_data.open(path), dict[str, float]()
+        known = len(run[""].tree.calls)
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+        give_up = time.monotonic() + _WAIT_S
+        while len(seen) < live and time.monotonic() < give_up:
+            if run.refresh():
+                calls = run[""].tree.calls
+                new = [calls[i] for i in range(known, len(calls))]
+                now, known = time.monotonic(), len(calls)
+                seen |= {call.call_id: now for call in new}
+            time.sleep(_POLL_S)
+        durable = dict(line.split() for line in writer.stdout)
     return [seen[call_id] - float(at) for call_id, at in durable.items() if call_id in seen]
 
 
@@ -49,7 +52,7 @@ def _write(source: Path, path: Path, live: int) -> None:
     with gyre_data.RunWriter(path) as writer:
         writer.write([*rows["executions"][:1], *(row for _, some in calls[:-live] for row in some)])
         print("ready", flush=True)
-        time.sleep(1.0)
+        sys.stdin.readline()
         for call_id, some in calls[-live:]:
             writer.write(some)
             print(call_id, time.monotonic(), flush=True)

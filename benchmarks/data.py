@@ -41,6 +41,7 @@ BOUNDS = {
     "scan_allocates_mib": (None, 1.0),
     "tree_open_s": (None, 0.2),
     "follow_lag_p95_ms": (None, 100.0),
+    "cold_bytes_a_token_nodes": (None, 2.5),
     "commit_vs_raw": (None, 5.0),
 }
 """Figure: (least, most)."""
@@ -245,18 +246,25 @@ def measure_tree(folder: Path, one: Path, live: int) -> dict[str, float]:
 
 
 def measure_recorded(path: Path) -> dict[str, float]:
-    """Ten million tokens as recorded: `gyre stats`, and bytes on disk a distinct token, by table."""
-    took = gyre("stats", str(path), "--json")
-    counted = json.loads(took.out)["distinct_tokens"]
-    figures = {"recorded_10m_stats_s": took.wall_s, "recorded_10m_stats_anonymous_mib": took.anonymous_mib}
-    for folder in sorted(folder for folder in path.iterdir() if any(folder.glob("*.arrow"))):
-        size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-        figures[f"recorded_bytes_a_token_{folder.name}"] = size / counted
+    """Ten million tokens as recorded, then compacted, then compacted cold: `gyre stats`, and bytes a distinct token.
+
+    `nodes` holds the ids, the log-probs of the sampled quarter and all that names them; messages are in `blobs`.
+    """
+    figures: dict[str, float] = {}
+    for state, command in (("recorded", ()), ("compacted", ("--yes",)), ("cold", ("--yes", "--cold"))):
+        if command:
+            figures[f"{state}_10m_compact_s"] = gyre("compact", str(path), *command).wall_s
+        took = gyre("stats", str(path), "--json")
+        counted = json.loads(took.out)["distinct_tokens"]
+        figures |= {f"{state}_10m_stats_s": took.wall_s, f"{state}_10m_stats_anonymous_mib": took.anonymous_mib}
+        for table in ("nodes", "calls", "blobs"):
+            size = sum(file.stat().st_size for file in (path / table).iterdir())
+            figures[f"{state}_bytes_a_token_{table}"] = size / counted
     return figures
 
 
 def measure(folder: Path, quick: bool) -> dict[str, float]:
-    source = read_source(500_000 if quick else 3_000_000)
+    source = read_source(1_200_000 if quick else 3_000_000)  # longer than a batch: zstd must not see it twice
     figures = measure_commits(folder, 100 if quick else 1000)
     started = time.perf_counter()
     runs = make_runs(folder, source, sizes_of(quick))
