@@ -162,12 +162,15 @@ def measure_counting(runs: dict[int, Path]) -> dict[str, float]:
     figures |= {f"stats_{size}m_cpu_s": took[size].cpu_s for size in sizes}
     figures |= {f"stats_{size}m_anonymous_mib": took[size].anonymous_mib for size in sizes}
     figures |= {f"stats_{size}m_resident_mib": took[size].resident_mib for size in sizes}
-    for name, of in (("time", "s"), ("memory", "anonymous_mib")):
-        least, middle, most = (figures[f"stats_{size}m_{of}"] for size in sizes[-3:])
-        a, b, c = sizes[-3:]
-        figures[f"stats_{name}_growth"] = (most - middle) / (c - b) / max((middle - least) / (b - a), 1e-9)
-        if 100 not in sizes:  # quickly: what the last two sizes say about 100 million
-            figures[f"stats_100m_{of}"] = most + (most - middle) / (c - b) * (100 - c)
+    for name, of, floor in (("time", "cpu_s", 0.02), ("memory", "anonymous_mib", 1.0)):
+        first, *_, middle, most = (figures[f"stats_{size}m_{of}"] for size in sizes)
+        a, *_, b, c = sizes
+        # What a million tokens more costs over the whole range, against the range without its last size.
+        figures[f"stats_{name}_growth"] = (most - first) / (c - a) / max((middle - first) / (b - a), floor)
+    if 100 not in sizes:  # quickly: what the last two sizes say about 100 million
+        for of in ("s", "anonymous_mib"):
+            middle, most = (figures[f"stats_{size}m_{of}"] for size in sizes[-2:])
+            figures[f"stats_100m_{of}"] = most + max(most - middle, 0.0) / (sizes[-1] - sizes[-2]) * (100 - sizes[-1])
     if 300 in sizes:
         panels = {
             "gyre stats, seconds": {"wall clock": [took[s].wall_s for s in sizes]},

@@ -19,7 +19,7 @@ from . import manifest as manifests
 from .errors import ConfigError, CorruptError, GyreError
 from .pins import TAGS
 from .reader import Batches, Run
-from .segment import OpenSegment, Sealed, read_sealed
+from .segment import OpenSegment, Sealed, iter_sealed
 
 __all__ = ["RemoteRun", "remote_url"]
 
@@ -104,16 +104,14 @@ class RemoteRun(Run):
         return {}  # nothing is fetched before its table is asked for
 
     def _open_sealed(self, name: str, sealed: Sealed) -> Batches:
-        key, where = (name, sealed.name), f"{self.url}/{name}/{sealed.name}"
-        if key not in self._sealed:
-            try:
-                data = pa.py_buffer(self._read(f"{name}/{sealed.name}"))
-            except FileNotFoundError:
-                raise CorruptError(
-                    f"{where}: manifest {self.manifest_number} names this segment, but it is not there; copy it there"
-                ) from None
-            self._sealed[key] = read_sealed(data, sealed, where, full=True)
-        return self._sealed[key]
+        where = f"{self.url}/{name}/{sealed.name}"
+        try:
+            data = pa.py_buffer(self._read(f"{name}/{sealed.name}"))
+        except FileNotFoundError:
+            raise CorruptError(
+                f"{where}: manifest {self.manifest_number} names this segment, but it is not there; copy it there"
+            ) from None
+        return iter_sealed(data, sealed, where, full=True)
 
 
 def _file_system(url: str) -> tuple[Any, str]:

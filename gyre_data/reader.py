@@ -2,8 +2,9 @@
 
 A `Run` is a snapshot: the newest manifest, its sealed segments, and its open segments up to their last good commit
 record. `refresh` moves it on. Within a snapshot every call's nodes and blobs are there, because they were synced before
-the call and are looked for after it. Columns are views of the memory-mapped files; nothing is copied. Every file of a
-snapshot is mapped when the snapshot is taken, so it stays readable when a compaction removes the file.
+the call and are looked for after it. Columns are views of the memory-mapped files; small ones of many small batches are
+gathered (`gather`). Every file of a snapshot is mapped when the snapshot is taken, so it stays readable when a
+compaction removes the file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +23,11 @@ import pyarrow as pa
 
 from . import manifest as manifests
 from .errors import ConfigError, CorruptError, SchemaError
+from .gather import Gathered
 from .removed import nodes_of, visible
 from .schema import arrow_schema, conform
 from .schema import table as declared_table
-from .segment import OpenSegment, Sealed, map_file, read_open, read_sealed
+from .segment import OpenSegment, Sealed, iter_sealed, map_file, read_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +61,7 @@ READ_ORDER = (
     "blobs",
 )
 
-Batches = tuple[pa.Schema, list[pa.RecordBatch]]
+Batches = tuple[pa.Schema, Iterable[pa.RecordBatch]]
 
 
 class Run:
@@ -71,7 +74,8 @@ class Run:
         self._manifest = manifests.EMPTY
         self._maps: dict[tuple[str, str], pa.Buffer] = {}
         self._open: dict[tuple[str, str], OpenSegment] = {}
-        self._sealed: dict[tuple[str, str], Batches] = {}
+        self._sealed: dict[tuple[str, str], pa.Table] = {}
+        self._growing: dict[tuple[str, str], Gathered] = {}
         self._tables: dict[str, pa.Table] = {}
         self._hidden: pa.Array | None = None
         self._blob_rows: dict[str, int] | None = None
@@ -192,7 +196,8 @@ class Run:
         )
         if changed:
             self._manifest, self._open, self._maps = current, found, maps
-            self._sealed = {key: batches for key, batches in self._sealed.items() if key in maps}
+            self._sealed = {key: rows for key, rows in self._sealed.items() if key in maps}
+            self._growing = {key: rows for key, rows in self._growing.items() if key in found}
             self._tables.clear()
             self._hidden = None
             self._blob_rows = None
@@ -216,7 +221,7 @@ class Run:
     def table(self, name: str) -> pa.Table:
         """All rows of table `name` with exactly the columns of this release, chunked as on disk; maybe no rows.
 
-        Never joined into one chunk: the chunks view the files. Raises CorruptError or SchemaError.
+        Tokens, log-probs and blobs view the files. Raises CorruptError or SchemaError.
         """
         if name not in self._tables:
             self._tables[name] = self.shown(name, self.stored(name))
@@ -232,11 +237,17 @@ class Run:
         declared_table(name)
         found = []
         for sealed in self._manifest.sealed.get(name, ()):
-            found.append((sealed.name.removesuffix(".arrow"), conformed(name, *self._open_sealed(name, sealed))))
+            key = (name, sealed.name)
+            if key not in self._sealed:
+                schema, batches = self._open_sealed(name, sealed)
+                self._sealed[key] = Gathered(partial(conformed, name, schema), batches).table()
+            found.append((sealed.name.removesuffix(".arrow"), self._sealed[key]))
         for stem in self._manifest.open.get(name, ()):
             part = self._open[name, stem]
             if part.schema is not None:
-                found.append((stem, conformed(name, part.schema, list(part.batches))))
+                before = self._growing.get((name, stem)) or Gathered(partial(conformed, name, part.schema))
+                self._growing[name, stem] = before.grown(part.batches)
+                found.append((stem, self._growing[name, stem].table()))
         return found
 
     def shown(self, name: str, rows: pa.Table) -> pa.Table:
@@ -264,15 +275,12 @@ class Run:
         return self._hidden
 
     def _open_sealed(self, name: str, sealed: Sealed) -> Batches:
-        key = (name, sealed.name)
-        if key not in self._sealed:
-            where = f"{self.path / name / sealed.name}"
-            if key not in self._maps:
-                raise CorruptError(
-                    f"{where}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
-                )
-            self._sealed[key] = read_sealed(self._maps[key], sealed, where)
-        return self._sealed[key]
+        where = f"{self.path / name / sealed.name}"
+        if (name, sealed.name) not in self._maps:
+            raise CorruptError(
+                f"{where}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
+            )
+        return iter_sealed(self._maps[name, sealed.name], sealed, where)
 
     def blob(self, blob_id: str) -> bytes:
         """The plain bytes of a blob, checked against their own hash; KeyError when the run does not hold it."""

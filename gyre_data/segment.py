@@ -19,7 +19,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ __all__ = [
     "check_bytes",
     "encode_record",
     "fsync_folder",
+    "iter_sealed",
     "later_records",
     "map_file",
     "open_sealed",
@@ -367,17 +368,33 @@ def read_sealed(
     The size is always held against the manifest, and every batch's structure is validated, so that damaged offsets
     raise CorruptError instead of reading outside the file. `full` also checks the CRC of every byte.
     """
+    schema, batches = iter_sealed(data, sealed, where, full=full)
+    return schema, list(batches)
+
+
+def iter_sealed(
+    data: pa.Buffer, sealed: Sealed, where: str, *, full: bool = False
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """As `read_sealed`, a batch at a time: what was read is trusted only when the end was reached without an error."""
     check_bytes(data, sealed, where, full=full)
-    batches: list[pa.RecordBatch] = []
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
-        for number in range(reader.num_record_batches):
-            batches.append(reader.get_batch(number))
-            batches[-1].validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise _damaged(where, error) from error
-    _check_rows(sum(batch.num_rows for batch in batches), sealed, where)
-    return reader.schema, batches
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        num_rows = 0
+        for number in range(reader.num_record_batches):
+            try:
+                batch = reader.get_batch(number)
+                batch.validate(full=True)
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(where, error) from error
+            num_rows += batch.num_rows
+            yield batch
+        _check_rows(num_rows, sealed, where)
+
+    return reader.schema, batches()
 
 
 def check_bytes(data: pa.Buffer, sealed: Sealed, where: str, *, full: bool) -> None:

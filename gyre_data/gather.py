@@ -1,0 +1,64 @@
+"""Batches of one segment as one table, whatever their size.
+
+A proxy commits a call at a time, so a run of long executions has tens of thousands of batches of a row or three. Each
+costs a table its columns in memory and every later step a piece of work. So runs of small batches are gathered: tokens,
+log-probs and blobs stay views of the file, all other columns are copied into one chunk per some hundred batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+
+__all__ = ["Gathered"]
+
+_SMALL_ROWS, _AT_ONCE = 64, 512
+
+
+class Gathered:
+    """A table that grows by batches. `table_of` makes a table of some batches."""
+
+    def __init__(self, table_of: Callable[[list[pa.RecordBatch]], pa.Table], batches: Iterable[pa.RecordBatch] = ()):
+        self._table_of = table_of
+        self._done: list[pa.Table] = []
+        self._open: list[pa.RecordBatch] = []
+        self._last: pa.RecordBatch | None = None
+        self._count = 0
+        for batch in batches:
+            self._add(batch)
+
+    def grown(self, batches: Sequence[pa.RecordBatch]) -> Gathered:
+        """This with the new ones of `batches`, which begin with those added before; a new one when they do not."""
+        if self._count and (len(batches) < self._count or batches[self._count - 1] is not self._last):
+            return Gathered(self._table_of, batches)
+        for batch in batches[self._count :]:
+            self._add(batch)
+        return self
+
+    def table(self) -> pa.Table:
+        """All rows, in order."""
+        rest = [self._table_of(self._open)] if self._open or not self._done else []
+        return pa.concat_tables([*self._done, *rest])
+
+    def _add(self, batch: pa.RecordBatch) -> None:
+        if self._open and (_is_small(batch) != _is_small(self._open[0]) or len(self._open) == _AT_ONCE):
+            table = self._table_of(self._open)
+            self._done.append(_joined(table) if _is_small(self._open[0]) else table)
+            self._open = []
+        self._open.append(batch)
+        self._last, self._count = batch, self._count + 1
+
+
+def _is_small(batch: pa.RecordBatch) -> bool:
+    return bool(batch.num_rows < _SMALL_ROWS)
+
+
+def _joined(table: pa.Table) -> pa.Table:
+    """The same rows, each column in one chunk but those that hold much."""
+    columns = [
+        column if pa.types.is_large_list(column.type) or pa.types.is_large_binary(column.type)
+        else pa.concat_arrays(column.chunks)
+        for column in table.columns
+    ]  # fmt: skip
+    return pa.Table.from_arrays(columns, schema=table.schema)
