@@ -7,7 +7,7 @@ what is opened. Nothing is left out for size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from enum import StrEnum
@@ -20,18 +20,20 @@ import pyarrow.compute as pc
 from gyre_data.admission import admit
 from gyre_data.arrays import from_table
 from gyre_data.errors import ConfigError
-from gyre_data.execution import Execution, ExecutionInfo
+from gyre_data.execution import Execution
 from gyre_data.links import compactions, sub_agents
 from gyre_data.listing import list_executions
 from gyre_data.reader import Run
 from gyre_data.run_stats import stats
+from gyre_data.schema import NodeKind
 from gyre_data.show.outline import outline
 from gyre_data.show.tree_json import tree_json
 from gyre_data.tree import Tree
+from gyre_data.types import Call
 
 from .texts import Texts
 
-__all__ = ["execution_model", "node_tokens", "plain", "run_figures", "run_model"]
+__all__ = ["Kept", "execution_model", "node_tokens", "plain", "run_figures", "run_model"]
 
 _FACTS = ("mode", "policy", "tokenizer", "template", "context_window", "thinking", "parser", "created_at")
 
@@ -95,36 +97,82 @@ def run_figures(run: Run, *, j_max: int | None = 5, evaluators: Mapping[str, flo
     return told | {"admission": every, "groups": groups, "not_judged": None}
 
 
-def execution_model(
-    run: Run, info: ExecutionInfo, texts: Texts, *, execution: Execution | None = None, j_max: int | None = 5
-) -> dict[str, Any]:
-    """One execution: outline, calls with every recorded column, nodes, links, and a line of each message."""
-    execution = execution or Execution(run, info)
+class Kept:
+    """What never changes of the rows of one execution, so that a page that follows it is not told anew at each call."""
+
+    def __init__(self, texts: Texts) -> None:
+        self.texts = texts
+        self.blobs: list[str] = []
+        """Blob ids by the small numbers that stand for them, in order of first use."""
+        self._number: dict[str, int] = {}
+        self._calls: dict[str, dict[str, Any]] = {}
+        self._nodes: dict[str, dict[str, Any]] = {}
+
+    def numbers(self, names: Iterable[str]) -> list[int]:
+        """The numbers of these blobs."""
+        found = []
+        for name in names:
+            if name not in self._number:
+                self._number[name] = len(self.blobs)
+                self.blobs.append(name)
+            found.append(self._number[name])
+        return found
+
+    def call(self, call: Call, told: Container[str]) -> dict[str, Any]:
+        """Every column of the call that has a value and is not `told` already."""
+        if call.call_id not in self._calls:
+            values = {f.name: getattr(call, f.name) for f in fields(call) if f.name not in told}
+            row = {name: plain(value) for name, value in values.items() if value is not None}
+            row["attempts"] = [plain(asdict(attempt)) for attempt in call.attempts]
+            for name in ("request_blobs", "response_blobs"):
+                if name in row:
+                    row[name] = self.numbers(row[name])
+            if call.tools_blob is not None:
+                row["tools_blob"] = self.numbers([call.tools_blob])[0]
+            self._calls[call.call_id] = row
+        return self._calls[call.call_id]
+
+    def node(self, tree: Tree, i: int) -> dict[str, Any]:
+        """Messages, version spans, and whether its tokens were only counted."""
+        node_id = tree.node_id[i]
+        if node_id not in self._nodes:
+            row: dict[str, Any] = {}
+            if names := tree.message_blobs(i):
+                row["messages"] = self.numbers(names)
+            if tree.kind_N[i] == NodeKind.OUTPUT and (spans := tree.versions(i)) is not None:
+                row["versions"] = [[f"{s.policy_id}:{s.n}", s.start, s.end] for s in spans]
+            if tree.counted_N[i]:
+                row["counted"] = True
+            self._nodes[node_id] = row
+        return self._nodes[node_id]
+
+
+def execution_model(execution: Execution, kept: Kept, *, j_max: int | None = 5) -> dict[str, Any]:
+    """One execution of a run on disk: outline, calls with every recorded column, nodes, links, a line of each message.
+
+    `kept` is of this execution, new or from an earlier snapshot.
+    """
     tree = execution.tree
     told = tree_json(outline(execution, j_max=j_max))
-    blobs = _Numbers()
     for row, call in zip(told["calls"], tree.calls, strict=True):
-        more = {f.name: plain(getattr(call, f.name)) for f in fields(call) if f.name not in row}
-        row |= {name: value for name, value in more.items() if value is not None}
-        row["attempts"] = [plain(asdict(attempt)) for attempt in call.attempts]
-        for name in ("request_blobs", "response_blobs"):
-            if row.get(name) is not None:
-                row[name] = blobs.of(row[name])
-        if call.tools_blob is not None:
-            row["tools_blob"] = blobs.of([call.tools_blob])[0]
-    _add_to_nodes(run, tree, told["nodes"], blobs)
+        row |= kept.call(call, row.keys())
+    redacted, teachers = _redacted(execution), _teachers(execution)
+    for i, row in enumerate(told["nodes"]):
+        row |= kept.node(tree, i)
+        if row["node_id"] in redacted:
+            row["redacted"] = redacted[row["node_id"]]
+        if row["node_id"] in teachers:
+            row["teachers"] = teachers[row["node_id"]]
     named = {number for row in told["nodes"] for number in row.get("messages", ())}
-    told["lines"] = {number: texts.line(blobs.ids[number]) for number in sorted(named)}
-    told["blobs"] = blobs.ids
-    told["compactions"] = [asdict(one) for one in compactions(tree)]
-    told["sub_agents"] = [plain(asdict(one)) for one in sub_agents(tree)]
-    told["environments"] = _of_execution(run, "environments", execution.execution_id)
-    told["running"] = info.running
-    return {
-        **told,
+    return told | {
+        "lines": {number: kept.texts.line(kept.blobs[number]) for number in sorted(named)},
+        "blobs": kept.blobs,
+        "compactions": [asdict(one) for one in compactions(tree)],
+        "sub_agents": [plain(asdict(one)) for one in sub_agents(tree)],
+        "environments": _environments(execution),
         "execution": plain(told["execution"]),
-        "calls": plain(told["calls"]),
         "scores": plain(told["scores"]),
+        "running": execution.info.running,
     }
 
 
@@ -139,53 +187,19 @@ def node_tokens(tree: Tree, nodes: Iterable[int]) -> tuple[bytes, bytes]:
     return np.concatenate(ids).tobytes(), np.concatenate(logprobs).tobytes()
 
 
-class _Numbers:
-    """Gives each blob id a small number, in order of first use."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self._number: dict[str, int] = {}
-
-    def of(self, names: Sequence[str]) -> list[int]:
-        found = []
-        for name in names:
-            if name not in self._number:
-                self._number[name] = len(self.ids)
-                self.ids.append(name)
-            found.append(self._number[name])
-        return found
-
-
-def _add_to_nodes(run: Run, tree: Tree, rows: list[dict[str, Any]], blobs: _Numbers) -> None:
-    """Messages, version spans, counted tokens, what was taken out, and log-probs of other models."""
-    redacted = _redacted(run, tree.execution_id)
-    teachers = _teachers(run, set(tree.node_id))
-    for i, row in enumerate(rows):
-        if names := tree.message_blobs(i):
-            row["messages"] = blobs.of(names)
-        if row["kind"] == "output" and (spans := tree.versions(i)) is not None:
-            row["versions"] = [[f"{s.policy_id}:{s.n}", s.start, s.end] for s in spans]
-        if tree.counted_N[i]:
-            row["counted"] = True
-        if row["node_id"] in redacted:
-            row["redacted"] = redacted[row["node_id"]]
-        if row["node_id"] in teachers:
-            row["teachers"] = teachers[row["node_id"]]
-
-
-def _redacted(run: Run, execution_id: str) -> dict[str, list[str]]:
-    nodes = run.table("nodes").select(("node_id", "execution_id", "redacted"))
+def _redacted(execution: Execution) -> dict[str, list[str]]:
+    nodes = execution.run.table("nodes").select(("node_id", "execution_id", "redacted"))
     found = nodes.filter(pc.is_valid(nodes.column("redacted")))
-    found = found.filter(pc.equal(found.column("execution_id"), execution_id))
+    found = found.filter(pc.equal(found.column("execution_id"), execution.execution_id))
     return dict(zip(found.column("node_id").to_pylist(), found.column("redacted").to_pylist(), strict=True))
 
 
-def _teachers(run: Run, node_ids: set[str]) -> dict[str, list[dict[str, Any]]]:
+def _teachers(execution: Execution) -> dict[str, list[dict[str, Any]]]:
     """Log-probs that another model, or the trainer, gave to recorded tokens."""
-    table = run.table("teacher_logprobs")
+    table = execution.run.table("teacher_logprobs")
     found: dict[str, list[dict[str, Any]]] = {}
     if table.num_rows:
-        table = table.filter(pc.is_in(table.column("node_id"), value_set=pa.array(sorted(node_ids))))
+        table = table.filter(pc.is_in(table.column("node_id"), value_set=pa.array(execution.tree.node_id, pa.string())))
         for row in from_table("teacher_logprobs", table):
             one = {"teacher": row.teacher, "logprobs": [round(float(x), 6) for x in row.logprobs]}
             found.setdefault(row.node_id, []).append(one)
@@ -205,8 +219,8 @@ def _counts(table: pa.Table, column: str) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in table.column(column).value_counts().to_pylist()}
 
 
-def _of_execution(run: Run, name: str, execution_id: str) -> list[dict[str, Any]]:
-    table = run.table(name)
-    table = table.filter(pc.equal(table.column("execution_id"), execution_id))
-    rows: list[dict[str, Any]] = plain([asdict(row) for row in from_table(name, table)])
+def _environments(execution: Execution) -> list[dict[str, Any]]:
+    table = execution.run.table("environments")
+    table = table.filter(pc.equal(table.column("execution_id"), execution.execution_id))
+    rows: list[dict[str, Any]] = plain([asdict(row) for row in from_table("environments", table)])
     return rows

@@ -20,7 +20,7 @@ from gyre_data.execution import Execution, executions, find
 from gyre_data.reader import Run
 from gyre_data.tree import Forest, Tree
 
-from .data import execution_model, node_tokens, run_figures, run_model
+from .data import Kept, execution_model, node_tokens, run_figures, run_model
 from .page import Chunk, page
 from .texts import Texts
 from .vocabulary import Vocabulary
@@ -71,7 +71,7 @@ def _chunks(run: Run, wanted: Sequence[str], figures: dict[str, Any]) -> Iterato
         if execution_id not in forest:
             continue
         execution = Execution(run, known[execution_id], forest)
-        model = execution_model(run, known[execution_id], texts, execution=execution, j_max=figures["j_max"])
+        model = execution_model(execution, Kept(texts), j_max=figures["j_max"])
         yield _json(f"execution:{number}", model)
         yield from _tokens(number, execution.tree)
         ids |= _distinct(execution.tree)

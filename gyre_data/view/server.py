@@ -24,7 +24,7 @@ from gyre_data.errors import ConfigError, DataError, GyreError
 from gyre_data.execution import Execution, executions, find
 from gyre_data.reader import Run
 
-from .data import execution_model, node_tokens, run_figures, run_model
+from .data import Kept, execution_model, node_tokens, run_figures, run_model
 from .page import page, policy
 from .texts import Texts
 from .vocabulary import Vocabulary
@@ -50,9 +50,12 @@ class Following:
 
     def __init__(self, run: Run, *, j_max: int | None = 5, evaluators: Mapping[str, float] | None = None) -> None:
         self._run, self._j_max, self._evaluators = run, j_max, evaluators
-        self._lock = threading.RLock()
+        self._lock, self._counting = threading.RLock(), threading.Lock()
+        self._second: Run | None = None
+        self._counted: tuple[int, Any] = (0, None)
         self._changed = threading.Condition()
         self._texts = Texts(run)
+        self._rows: dict[str, Kept] = {}
         self._vocabulary: Vocabulary | None = None
         self._kept: dict[tuple[str, str | None], tuple[int, Any]] = {}
         self._watchers = 0
@@ -91,17 +94,24 @@ class Following:
         return self._of_version("run", None, lambda: run_model(self._run))
 
     def figures(self) -> Any:
-        """See `data.run_figures`."""
-        return self._of_version(
-            "figures", None, lambda: run_figures(self._run, j_max=self._j_max, evaluators=self._evaluators)
-        )
+        """See `data.run_figures`. Counted on a snapshot of its own: who asks for calls does not wait for it."""
+        with self._counting:
+            version, found = self._counted
+            if version != self.version:
+                version = self.version
+                self._second = self._second or Run(self._run.path)
+                self._second.refresh()
+                found = run_figures(self._second, j_max=self._j_max, evaluators=self._evaluators)
+                self._counted = version, found
+            return found
 
     def execution(self, execution_id: str) -> Any:
         """See `data.execution_model`."""
 
         def make() -> Any:
             loaded = self._load(execution_id)
-            return execution_model(self._run, loaded.info, self._texts, execution=loaded, j_max=self._j_max)
+            kept = self._rows.setdefault(loaded.execution_id, Kept(self._texts))
+            return execution_model(loaded, kept, j_max=self._j_max)
 
         return self._of_version("execution", execution_id, make)
 

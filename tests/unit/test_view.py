@@ -18,8 +18,7 @@ import pytest
 
 import gyre_data
 from gyre_data.errors import ConfigError
-from gyre_data.execution import executions
-from gyre_data.view.data import execution_model, run_figures, run_model
+from gyre_data.view.data import Kept, execution_model, run_figures, run_model
 from gyre_data.view.page import link, page
 from gyre_data.view.report import write_report
 from gyre_data.view.server import ViewServer, is_loopback
@@ -71,7 +70,7 @@ def test_the_run_at_a_glance(run: gyre_data.Run) -> None:
 
 
 def test_an_execution_whole(run: gyre_data.Run) -> None:
-    told = execution_model(run, executions(run)[BUSY], Texts(run))
+    told = execution_model(run[BUSY], Kept(Texts(run)))
     assert len(told["calls"]) == 18
     assert {call["call_id"] for call in told["calls"]} == set(run[BUSY].tree._call)
     output = next(n for n in told["nodes"] if n["kind"] == "output" and n.get("versions"))

@@ -49,9 +49,20 @@ async function start() {
 const narrow = () => innerWidth < 1000;
 
 async function counts() {
+  const started = performance.now();
   state.figures = await state.source.figures();
+  counts.took = performance.now() - started;
   showTotals();
   tell("figures");
+}
+
+/** What needs every tree is counted anew after a while, the longer the more it costs. */
+function countSoon() {
+  if (countSoon.waits) return;
+  countSoon.waits = setTimeout(() => {
+    countSoon.waits = null;
+    counts().catch((error) => note(String(error.message || error)));
+  }, Math.max(2000, 10 * (counts.took || 0)));
 }
 
 async function openExecution(id, asked = {}) {
@@ -248,9 +259,7 @@ async function refresh() {
     state.node = node === null ? null : loaded.index.get(node) ?? null;
     tell("refreshed");
   }
-  // What needs every tree is counted once it has been quiet for a while.
-  clearTimeout(refresh.later);
-  refresh.later = setTimeout(counts, 1500);
+  countSoon();
 }
 
 function stored() {
