@@ -152,7 +152,8 @@ class ExecutionExplained:
     scores: tuple[Score, ...]
     trajectories: tuple[Trajectory, ...]
     left_out: tuple[LeftOut, ...]
-    consumed: tuple[Consumed, ...]
+    consumed: tuple[Consumed, ...] | None
+    """By which steps of the trainer that was named; None when none was."""
     loss: Loss
     j_max: int | None
     note: str | None
@@ -266,7 +267,7 @@ def explain_execution(
         scores=execution.scores,
         trajectories=trajectories,
         left_out=left_out,
-        consumed=tuple(_consumed(trainer, info.execution_id)) if trainer is not None else (),
+        consumed=None if trainer is None else tuple(_consumed(trainer, info.execution_id)),
         loss=loss,
         j_max=j_max,
         note=of_group.note,

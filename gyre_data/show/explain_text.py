@@ -39,7 +39,7 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     trained = [v for v in found.verdicts if v.trained]
     tokens, paths = sum(v.num_owned for v in trained), sum(v.num_trajectories for v in trained)
     head = Text(
-        f"{count(len(trained))} of {count(len(found.verdicts))} executions would be trained on{_BY[found.loss]}",
+        f"{count(len(trained))} of {count(len(found.verdicts))} executions {'would' if found.note is None else 'could'} be trained on{_BY[found.loss]}",
         style="bold" if trained else _WRONG,
     )
     cap = "no J_max" if found.j_max is None else f"J_max {found.j_max}"
@@ -132,7 +132,7 @@ def execution_lines(found: ExecutionExplained, *, short: str, where: str, width:
     head = Text.assemble((short, "bold cyan"), f" {info.task_id or DASH}")
     head.append(f" #{info.sample_index}" if info.sample_index is not None else "")
     yield from flow([head, Text(info.execution_id, style=_QUIET), Text(info.harness or DASH), Text(end)], width)
-    yield from labelled("trained", _answer(v), width)
+    yield from labelled("trained", _answer(found), width)
     if found.loss == "rl":
         yield from labelled("reward", _reward(found), width)
     for row in found.scores:
@@ -142,7 +142,9 @@ def execution_lines(found: ExecutionExplained, *, short: str, where: str, width:
     if found.loss == "rl":
         yield from labelled("advantage", [_advantage(found)], width)
     yield from labelled("weight", weight_parts(found), width)
-    for step in found.consumed:
+    if found.consumed == ():
+        yield from labelled("consumed", ["by no step of this trainer"], width)
+    for step in found.consumed or ():
         told = (
             f"step {step.step}, which made {step.version}: trajectory {step.trajectory}, {count(step.owned_tokens)} tok"
         )
@@ -158,9 +160,14 @@ def execution_lines(found: ExecutionExplained, *, short: str, where: str, width:
     yield from hints(next_, width)
 
 
-def _answer(v: Verdict) -> list[Text]:
+def _answer(found: ExecutionExplained) -> list[Text]:
+    v = found.verdict
     if v.trained:
-        return [Text("yes", style=_GOOD), Text(f"{amount(v.num_owned)} tok through {v.num_trajectories} trajectories")]
+        once = "" if found.note is None else ", once a reward is named"
+        return [
+            Text(f"yes{once}", style=_GOOD),
+            Text(f"{amount(v.num_owned)} tok through {v.num_trajectories} trajectories"),
+        ]
     rule = RULES.get(v.reason, "") if v.reason else ""
     return [Text("no", style=_WRONG), Text(f"admit.{v.reason}", style=_WRONG), Text(v.detail), Text(rule, style=_QUIET)]
 
@@ -199,7 +206,7 @@ def weight_parts(found: ExecutionExplained) -> list[Text]:
         return [Text(DASH)]
     if found.loss == "sft":
         return [Text(f"1/E * 1/{v.num_owned}"), Text("(E: executions of its optimiser step)", style=_QUIET)]
-    steps = sorted({step.num_executions for step in found.consumed})
+    steps = sorted({step.num_executions for step in found.consumed or ()})
     cap = "min(e^(old - behaviour), 5)"
     if len(steps) == 1:
         value = 1 / steps[0] / v.num_owned

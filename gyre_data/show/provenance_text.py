@@ -175,7 +175,7 @@ def _training(call: CallExplained, of: ExecutionExplained, width: int) -> Iterat
     else:
         yield from labelled("advantage", [DASH if v.advantage is None else f"{v.advantage:+.4g}"], width)
         yield from labelled("weight", weight_parts(of) if own.owner is not None else ["0: no loss on it"], width)
-    for step in of.consumed:
+    for step in of.consumed or ():
         if step.trajectory == own.owner:
             yield from labelled("consumed", [f"step {step.step}, which made {step.version}"], width)
 

@@ -144,10 +144,12 @@ def test_the_trainers_ledger_tells_the_step(tmp_path: Path) -> None:
     with gd.RunWriter(tmp_path / "trainer") as writer:
         append(writer, step, admission.executions)
     found = explain_execution(Execution.load(run, "0aaa"), trainer=tmp_path / "trainer")
-    assert [(c.step, c.version, c.num_executions, c.trajectory) for c in found.consumed] == [
+    assert [(c.step, c.version, c.num_executions, c.trajectory) for c in found.consumed or ()] == [
         (3, "run:3", 2, 0),
         (3, "run:3", 2, 1),
     ]
+    other = explain_execution(Execution.load(run, "0ccc"), trainer=tmp_path / "trainer")
+    assert (other.consumed, explain_execution(Execution.load(run, "0ccc")).consumed) == ((), None)
     with pytest.raises(ConfigError, match="holds no step"):
         explain_execution(Execution.load(run, "0aaa"), trainer=tmp_path)
     run.write(tmp_path / "a")
@@ -174,6 +176,8 @@ def out(*words: object) -> str:
 def test_the_command_takes_a_run_an_execution_a_call_or_a_token(runs: Path) -> None:
     assert "0 of 3 executions would be trained on" in out("explain", runs, "--evaluator", "pytest")
     assert "no reward chosen" in out("explain", runs)
+    assert "could be trained on" in out("explain", runs)
+    assert "yes, once a reward is named" in out("explain", runs, "0bbb")
     assert "2 of 3 executions would be trained on by SFT" in out("explain", runs, "--loss", "sft")
     assert out("explain", runs, "0bbb") == out("explain", "0bbb")
     whole = out("explain", runs, "0bbb", "--evaluator", "pytest=2")
