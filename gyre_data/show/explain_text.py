@@ -38,8 +38,9 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     """Every execution with reward, advantage and tokens, or the reason why it is left out; group by group."""
     trained = [v for v in found.verdicts if v.trained]
     tokens, paths = sum(v.num_owned for v in trained), sum(v.num_trajectories for v in trained)
+    would = "would" if found.note is None else "could"
     head = Text(
-        f"{count(len(trained))} of {count(len(found.verdicts))} executions {'would' if found.note is None else 'could'} be trained on{_BY[found.loss]}",
+        f"{count(len(trained))} of {count(len(found.verdicts))} executions {would} be trained on{_BY[found.loss]}",
         style="bold" if trained else _WRONG,
     )
     cap = "no J_max" if found.j_max is None else f"J_max {found.j_max}"
