@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from gyre_data.breaks import Break, Cause, breaks
 from gyre_data.main import app
 from gyre_data.store import open as open_run
+from gyre_data.types import Call
 from tests.support.proxy_server import serve_proxy
 from tests.support.reply_texts import CALLS
 from tests.support.scripted_engine import ScriptedEngine
@@ -90,7 +91,7 @@ async def test_each_edit_of_a_client_is_named(tmp_path: Path) -> None:
     for edit, cause in EDITS.items():
         (found,) = breaks(open_run(run)[edit.__name__])
         assert (found.number, found.old_number, found.cause) == (3, 2, cause), edit.__name__
-        check_place(found)
+        check_place(found, open_run(run)[edit.__name__].tree.call(found.call_id))
     told = CliRunner().invoke(app, ["tree", str(run), "arguments", "--breaks"])
     assert told.exit_code == 0, told.output
     assert "arguments: arguments of a tool call were re-written" in told.output
@@ -116,8 +117,9 @@ async def converse(client: Any, edit: Callable[[Body], None]) -> None:
     await client.messages.create(**body)
 
 
-def check_place(found: Break) -> None:
-    """The token named is the first one that differs, and what the row says of message and token agrees."""
+def check_place(found: Break, call: Call) -> None:
+    """The token named is the first one that differs, and the one that the proxy noted when it rendered the call."""
     assert found.token is not None
+    assert (found.token, found.tokens_lost) == (call.first_difference_token, call.tokens_lost)
     assert found.old.ids_before == found.new.ids_before
     assert found.old.ids_after[:1] != found.new.ids_after[:1]
