@@ -107,7 +107,7 @@ class Execution:
 
     @cached_property
     def scores(self) -> tuple[Score, ...]:
-        """All verdicts, oldest first."""
+        """All verdicts, in the order in which they were written."""
         return tuple(scores_by_execution(self.run).get(self.execution_id, ()))
 
     @property

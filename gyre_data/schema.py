@@ -423,7 +423,7 @@ TABLES: dict[str, Table] = {
         Table(
             name="scores",
             key="score_id",
-            doc="Append-only verdicts. A re-score is a new row; the latest scored row of an evaluator counts.",
+            doc="Append-only verdicts. A re-score is a new row; the last scored row of an evaluator counts.",
             columns=(
                 _req("score_id", STRING, "unique in the run"),
                 _EXECUTION,

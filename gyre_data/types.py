@@ -230,7 +230,7 @@ class EnvironmentState:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Score:
-    """Row of `scores`. Append-only verdicts. A re-score is a new row; the latest scored row of an evaluator counts."""
+    """Row of `scores`. Append-only verdicts. A re-score is a new row; the last scored row of an evaluator counts."""
 
     score_id: str
     execution_id: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from itertools import islice
@@ -52,6 +53,12 @@ def query(
     folders = [find_run(run) for run in runs]
     console = screen()
     if sql is None:
+        if out is not None or as_csv:
+            raise ConfigError("wanted SQL with -o and --csv, got none; write it in quotes, with blanks in it")
+        if as_json:
+            told = {name: {"doc": doc, "columns": columns} for name, (doc, columns) in describe().items()}
+            typer.echo(json.dumps(told, indent=1))
+            return
         show(view_lines(describe(), " ".join(runs) or "RUN", console.width), console)
         return
     opened = [open_run(folder) for folder in folders or [find_run()]]

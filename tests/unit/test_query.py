@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import io
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from hypothesis import given, settings
 from typer.testing import CliRunner, Result
 
 import gyre_data as gd
-from gyre_data import query
+from gyre_data import frame, query
 from gyre_data.admission import admit
 from gyre_data.eligible import candidates, eligibility
 from gyre_data.errors import ConfigError
@@ -214,9 +212,11 @@ def test_a_result_goes_where_one_wants_it(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-    for name in ("polars", "pandas", "duckdb"):
-        monkeypatch.setitem(sys.modules, name, None)
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    for module in (frame, query):
+        monkeypatch.setattr(module, "import_module", missing)
     found = gd.admit(busy_case(), evaluators=CHECK).groups
     with pytest.raises(ConfigError, match="pip install polars"):
         found.pl()
@@ -224,7 +224,6 @@ def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
         found.df()
     with pytest.raises(ConfigError, match=r"pip install 'gyre-rl\[query\]'"):
         query.sql(busy_case(), "select 1")
-    assert builtins.__import__ is real
 
 
 def test_iterating_a_run(tmp_path: Path) -> None:
@@ -304,6 +303,9 @@ def test_query_without_sql_lists_views_and_columns(runs: Path) -> None:
     assert "trainable_tokens  One row a token that RL may train" in told
     assert f"next: gyre query {runs}" in told
     assert max(map(len, told.splitlines())) <= 80
+    assert json.loads(out("query", runs, "--json"))["paths"]["columns"]["node_ids"] == "VARCHAR[]"
+    with pytest.raises(ConfigError, match="wanted SQL"):
+        raise gyre("query", runs, "--csv").exception or AssertionError
 
 
 def test_query_settings(runs: Path) -> None:
