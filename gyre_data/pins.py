@@ -168,4 +168,13 @@ def leased(run: Path) -> list[int]:
 def pinned_manifests(run: Path) -> list[manifests.Manifest]:
     """The manifests that tags and leases name."""
     wanted = {*(tag.manifest for tag in tags(run)), *leased(run)}
-    return [manifests.read(manifests.manifest_path(run, number)) for number in sorted(wanted)]
+    found = []
+    for number in sorted(wanted):
+        path = manifests.manifest_path(run, number)
+        try:
+            found.append(manifests.read(path))
+        except FileNotFoundError:
+            raise CorruptError(
+                f"{path}: a tag names this manifest, but it is gone; restore it or remove the tag"
+            ) from None
+    return found

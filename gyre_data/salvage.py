@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import manifest as manifests
+from .commit_log import RECORD_BYTES, read_record
 from .errors import CorruptError, DataError
 from .lock import FolderLock
 from .manifest import Manifest
@@ -29,7 +30,7 @@ from .reader import conformed
 from .recovery import QUARANTINE, free_name
 from .rewrite import last_sequence, rebatched, write_segments
 from .schema import TABLES, arrow_schema
-from .segment import RECORD_BYTES, Sealed, check_bytes, fsync_folder, map_file, parse_pieces, read_record
+from .segment import Sealed, check_bytes, fsync_folder, map_file, parse_pieces
 
 __all__ = ["Broken", "Salvage", "plan_salvage", "salvage"]
 

@@ -17,7 +17,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,49 +25,33 @@ from typing import Any
 
 import pyarrow as pa
 
+from .commit_log import RECORD_BYTES, encode_record, read_log
 from .errors import CaptureError, CorruptError
 from .schema import arrow_schema
 
 __all__ = [
     "HEAD_BYTES",
-    "RECORD_BYTES",
     "OpenSegment",
-    "Record",
     "Sealed",
     "SegmentWriter",
     "adopt_sealed",
     "check_bytes",
-    "encode_record",
     "fsync_folder",
     "iter_sealed",
-    "later_records",
     "map_file",
     "open_sealed",
     "parse_pieces",
-    "read_log",
     "read_open",
-    "read_record",
     "read_sealed",
     "write_sealed",
 ]
 
-RECORD = struct.Struct("<QIII")
-RECORD_BYTES = RECORD.size
 HEAD_BYTES = 8  # "ARROW1" and two zero bytes; what follows reads as an Arrow stream
 
 
 def _sync(fd: int) -> None:
     """Linux can leave out the inode's times; where there is no fdatasync, fsync does the same job."""
     getattr(os, "fdatasync", os.fsync)(fd)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """One commit record, its own CRC already checked."""
-
-    end: int
-    num_rows: int
-    crc32: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,42 +76,6 @@ class OpenSegment:
     data_tail: int  # bytes of data after the verified prefix
     log_tail: int  # bytes of log after it
     damage: str | None  # why the prefix ends before the log does; None when every record checks out
-
-
-def encode_record(end: int, num_rows: int, crc32: int) -> bytes:
-    """The 20 bytes of one commit record."""
-    head = RECORD.pack(end, num_rows, crc32, 0)[:-4]
-    return head + zlib.crc32(head).to_bytes(4, "little")
-
-
-def read_record(piece: bytes) -> Record | None:
-    """One commit record; None when it is cut off or fails its own check."""
-    if len(piece) < RECORD_BYTES or zlib.crc32(piece[:-4]) != RECORD.unpack(piece)[3]:
-        return None
-    end, num_rows, crc32, _ = RECORD.unpack(piece)
-    return Record(end=end, num_rows=num_rows, crc32=crc32)
-
-
-def read_log(log: bytes) -> tuple[list[Record], str | None]:
-    """Records of a commit log up to the first that is torn or damaged, and why it stopped there (None at the end)."""
-    records: list[Record] = []
-    last = 0
-    for at in range(0, len(log), RECORD_BYTES):
-        piece = log[at : at + RECORD_BYTES]
-        if len(piece) < RECORD_BYTES:
-            return records, f"commit record {len(records)} is cut off after {len(piece)} bytes"
-        record = read_record(piece)
-        if record is None or record.end <= last:
-            return records, f"commit record {len(records)} fails its own check"
-        records.append(record)
-        last = record.end
-    return records, None
-
-
-def later_records(log: bytes) -> int:
-    """How many records behind the first one in `log` pass their own check: commits made after a damaged one."""
-    pieces = (log[at : at + RECORD_BYTES] for at in range(RECORD_BYTES, len(log), RECORD_BYTES))
-    return sum(read_record(piece) is not None for piece in pieces)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ verified: its snapshot is consistent.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,17 @@ import pyarrow as pa
 
 from . import manifest as manifests
 from .checks import CHECKS, Problem, ProblemKind
+from .commit_log import later_records
 from .errors import CorruptError, DataError, SchemaError
 from .lock import is_locked
-from .pins import find_tag, split_tag, tags
+from .pins import TAGS, find_tag, split_tag
 from .reader import Run, conformed
 from .recovery import QUARANTINE
 from .removed import nodes_of, visible
 from .rewrite import unnamed
 from .sampling_checks import SAMPLING_CHECKS
 from .schema import TABLES, arrow_schema
-from .segment import OpenSegment, later_records, open_sealed
+from .segment import OpenSegment, open_sealed
 
 __all__ = ["Report", "verify"]
 
@@ -196,11 +198,12 @@ def _check_tags(run: Run) -> list[Problem]:
     """Every byte of the segments that only tags name."""
     problems = []
     current = set(run.manifest.stems())
-    for tag in tags(run.path):
+    for file in sorted((run.path / TAGS).glob("[!.]*.json")):
         try:
+            tag = find_tag(run.path, file.stem)
             named = manifests.read(manifests.manifest_path(run.path, tag.manifest))
         except (DataError, OSError) as error:
-            problems.append(Problem(kind=ProblemKind.MANIFEST, where=f"tag {tag.name}", detail=str(error)))
+            problems.append(Problem(kind=ProblemKind.MANIFEST, where=f"{TAGS}/{file.name}", detail=str(error)))
             continue
         for name, segments in named.sealed.items():
             for sealed in segments:
@@ -219,6 +222,7 @@ def _folder_notes(path: Path) -> list[str]:
     folder = path / QUARANTINE
     if files := [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else []:
         notes.append(f"{QUARANTINE}/ holds {len(files)} files of crashed or damaged segments; no reader looks there")
-    if not is_locked(path / "lock") and (stale := unnamed(path)):
-        notes.append(f"{len(stale)} files are named by nothing any more; `gyre compact {path} --yes` removes them")
+    with contextlib.suppress(DataError):  # of a tag: told already
+        if not is_locked(path / "lock") and (stale := unnamed(path)):
+            notes.append(f"{len(stale)} files are named by nothing any more; `gyre compact {path} --yes` removes them")
     return notes

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import gyre_data
+from gyre_data.commit_log import read_log
 from gyre_data.errors import CaptureError, ConfigError
-from gyre_data.segment import read_log
 from gyre_data.store import RunWriter
 from gyre_data.verify import verify
 from tests.support.rows import one_call

@@ -10,13 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gyre_data.arrays import from_table, to_batches
+from gyre_data.commit_log import RECORD_BYTES, encode_record, read_log
 from gyre_data.errors import CaptureError, CorruptError
 from gyre_data.segment import (
-    RECORD_BYTES,
     SegmentWriter,
-    encode_record,
     open_sealed,
-    read_log,
     read_open,
     write_sealed,
 )

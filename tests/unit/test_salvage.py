@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 import gyre_data
 from gyre_data import manifest as manifests
+from gyre_data.commit_log import read_log
 from gyre_data.compact import compact
 from gyre_data.errors import AlignmentError, ConfigError, CorruptError, DataError
 from gyre_data.main import app
 from gyre_data.pins import tag
 from gyre_data.removal import remove
 from gyre_data.salvage import plan_salvage, salvage
-from gyre_data.segment import read_log, read_sealed
+from gyre_data.segment import read_sealed
 from gyre_data.store import RunWriter
 from gyre_data.types import RoutedExperts, TopLogprobs, VersionSpan
 from gyre_data.verify import verify
@@ -246,6 +247,14 @@ def test_a_flip_in_what_only_a_tag_names_is_found(tmp_path):
     flip(old, 2000)
     assert [(p.kind, p.where) for p in verify(path).problems] == [("corrupt", f"tag v1: nodes/{old.name}")]
     assert verify(f"{path}@v1").exit_status == 1
+    (path / "tags" / "v1.json").write_text("{")
+    assert [(p.kind, p.where) for p in verify(path).problems] == [("manifest", "tags/v1.json")]
+    with pytest.raises(CorruptError, match="remove the file and tag again"):
+        compact(path)  # which files it needs cannot be known
+    (path / "tags" / "v1.json").write_text('{"manifest": 99, "created_at": ""}')
+    assert [(p.kind, p.where) for p in verify(path).problems] == [("manifest", "tags/v1.json")]
+    with pytest.raises(CorruptError, match="it is gone; restore it or remove the tag"):
+        compact(path, cold=True)
 
 
 # --- the rules between rows ----------------------------------------------------------------------------------------

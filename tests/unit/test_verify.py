@@ -15,11 +15,12 @@ import gyre_data
 from gyre_data import manifest as manifests
 from gyre_data.arrays import table_of
 from gyre_data.checks import ProblemKind
+from gyre_data.commit_log import encode_record
 from gyre_data.errors import ConfigError
 from gyre_data.listing import list_executions, list_runs
 from gyre_data.main import app
 from gyre_data.schema import CallStatus, DeliveryState, ScoreStatus, arrow_schema
-from gyre_data.segment import encode_record, write_sealed
+from gyre_data.segment import write_sealed
 from gyre_data.store import RunWriter
 from gyre_data.types import Delivery, Score, VersionSpan
 from gyre_data.verify import verify
