@@ -367,6 +367,11 @@ def _ending(shown: Outline, counts: TreeCounts, width: int, folded: int | None) 
 
 def _next(shown: Outline, short: str, where: str, others: int) -> list[str]:
     more = [f"why: gyre explain {where} {short}", f"read: gyre tree {where} {short}:{_last(shown)}"]
+    segments = [segment for lane in shown.walk() for segment in lane.segments]
+    if any(segment.events for segment in segments):
+        more.append(f"lost calls: gyre tree {where} {short} --retries")
+    if any((segment.opening or {}).get("kind") == "fork" for segment in segments):
+        more.append(f"why it forked: gyre tree {where} {short} --breaks")
     if others:
         more.append(f"{others} other execution{'s' if others > 1 else ''}: gyre ls {where}")
     return more

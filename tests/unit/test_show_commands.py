@@ -68,6 +68,8 @@ def test_tree_json_holds_all_that_the_text_says(runs: Path) -> None:
     main = told["lanes"][0]
     openings = [segment["opening"] and segment["opening"]["kind"] for segment in main["segments"]]
     assert openings == [None, "compaction", "fork", "fork"]
+    assert (main["num_calls"], main["subtree"]["num_calls"], main["subtree"]["num_agents"]) == (11, 15, 2)
+    assert main["subtree"]["seconds"] > 0
     assert main["segments"][0]["agents"][0]["segments"][0]["agents"][0]["agent_id"] == "n2"
     failed = next(c for c in told["calls"] if c["status"] == "failed")
     assert (failed["output_tokens"], failed["temperature"], failed["not_trained"]) == (None, None, "call_failed")
