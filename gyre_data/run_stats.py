@@ -77,6 +77,8 @@ class Stats:
     mismatch: Mismatch
     tools: ToolShares | None
     """None when there are too many messages to read in passing."""
+    tool_messages: int
+    """Distinct messages that tool shares are read from."""
     forecast: Forecast | None
     """None without a model."""
     left_out: Mapping[str, str]
@@ -147,7 +149,7 @@ def stats(
     spread = distributions(every, known, total.trajectory_lengths)
     nodes = [NodeRows(run) for run in every]
     messages = num_messages(nodes)
-    left_out = {} if messages <= TOOL_MESSAGES else {"tools": f"--by tool: {messages:,} messages to read"}
+    left_out = {} if messages <= TOOL_MESSAGES else {"tools": "--by tool"}
     if model is None:
         left_out["forecast"] = "--model MODEL"
     return Stats(
@@ -167,6 +169,7 @@ def stats(
         staleness=staleness(nodes, trainer=trainer),
         mismatch=mismatch(every, trainer=trainer),
         tools=by_tool(nodes) if messages <= TOOL_MESSAGES else None,
+        tool_messages=messages,
         forecast=None if model is None else forecast(every, model),
         left_out=left_out,
     )

@@ -160,7 +160,7 @@ def _roles(trees: TreeCounts) -> list[str | Text]:
 
 def _tools(found: Stats, where: str) -> list[str | Text]:
     if found.tools is None:
-        return [f"left out ({found.left_out['tools'].partition(': ')[2]}): gyre stats {where} --by tool"]
+        return [f"left out, {count(found.tool_messages)} messages to read:", f"gyre stats {where} --by tool"]
     return [*_tool_parts(found.tools)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gyre_data.run_stats import stats
+from gyre_data.show.stats_text import stats_lines
 from gyre_data.tools import UNKNOWN_TOOL, ToolCounts, by_tool, num_messages
 from gyre_data.types import Blob
 from tests.support.forest import ExecutionBuilder, Forest, Made
@@ -134,4 +135,6 @@ def test_each_message_is_read_once_and_many_are_left_out(monkeypatch: pytest.Mon
     monkeypatch.setattr("gyre_data.run_stats.TOOL_MESSAGES", 1)
     found = stats(run)
     assert found.tools is None
-    assert found.left_out["tools"] == "--by tool: 2 messages to read"
+    assert (found.left_out["tools"], found.tool_messages) == ("--by tool", 2)
+    told = "\n".join(line.plain for line in stats_lines(found, where="runs/a"))
+    assert "left out, 2 messages to read:  gyre stats runs/a --by tool" in told
