@@ -71,7 +71,8 @@ def make_score(
     if status == ScoreStatus.SCORED and (value is None or not math.isfinite(value)):
         came = "no value" if value is None else f"{value}, which is not a number"
         raise ConfigError(
-            f"wanted a finite score of {execution_id} from {name}, got {came}; record status=failed instead of a guess"
+            f"wanted a finite score of {execution_id} from {name}, got {came}; record it as failed "
+            "(--failed), not as a guess"
         )
     if status != ScoreStatus.SCORED and value is not None:
         raise ConfigError(f"wanted no value on a {status} row of {name}, got {value}; leave the value out")

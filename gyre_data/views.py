@@ -8,9 +8,9 @@ has a column `run`, the folder it came from.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -261,26 +261,32 @@ def _excluded(sources: Sources) -> pa.Table:
     return sources.joined(tables)
 
 
-def _texts(
-    sources: Sources, schema: pa.Schema, rows: Callable[[Mapping[str, Any], int], Iterable[dict[str, Any]]]
-) -> pa.Table:
-    """Rows made of the stored messages, each with the node that renders it; every blob is read once."""
-    tables = []
-    for run in sources.runs:
-        nodes = run.table("nodes") if hasattr(run, "blob") else run.table("nodes").slice(0, 0)
-        known: dict[str, Any] = {}
-        found: list[dict[str, Any]] = []
-        for *values, names in zip(
-            *(nodes.column(name).to_pylist() for name in (*_OF_NODE, "message_blobs")), strict=True
-        ):
+_ROWS = 4096
+_Rows = Callable[[Mapping[str, Any], int], Iterable[dict[str, Any]]]
+
+
+def _texts(sources: Sources, schema: pa.Schema, rows: _Rows) -> pa.Table:
+    """Rows made of the stored messages, each with the node that renders it; a few thousand are Python's at a time."""
+    return sources.joined([pa.Table.from_batches(_text_batches(run, schema, rows), schema) for run in sources.runs])
+
+
+def _text_batches(run: Tables, schema: pa.Schema, rows: _Rows) -> Iterator[pa.RecordBatch]:
+    if not hasattr(run, "blob"):
+        return
+    read = lru_cache(maxsize=256)(partial(stored_message, run.blob))  # system prompts, which come again and again
+    nodes = run.table("nodes").select([*_OF_NODE, "message_blobs"])
+    found: list[dict[str, Any]] = []
+    for batch in nodes.to_batches(max_chunksize=_ROWS):
+        for *values, names in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             of_node = dict(zip(_OF_NODE, values, strict=True))
             for number, name in enumerate(names or ()):
-                if name not in known:
-                    known[name] = stored_message(cast(Run, run).blob, name)
-                value = known[name] if isinstance(known[name], dict) else {}  # a text that is lost leaves its row
+                message = read(name)
+                value = message if isinstance(message, dict) else {}  # a text that is lost leaves its row
                 found += ({**of_node, **row} for row in rows(value, number))
-        tables.append(pa.Table.from_pylist(found, schema=schema))
-    return sources.joined(tables)
+        if len(found) >= _ROWS:
+            yield pa.RecordBatch.from_pylist(found, schema)
+            found.clear()
+    yield pa.RecordBatch.from_pylist(found, schema)
 
 
 _OF_NODE = ("execution_id", "call_id", "node_id", "kind", "author")
