@@ -39,6 +39,8 @@ class Entry:
 
     node_id: str
     parent: Entry | None
+    top: Entry | None = None
+    """The root of its path; None for a root."""
     start_pos: int
     num_tokens: int
     kind: NodeKind
@@ -62,10 +64,7 @@ class Entry:
     @property
     def root(self) -> Entry:
         """The first node of its path."""
-        at = self
-        while at.parent is not None:
-            at = at.parent
-        return at
+        return self.top or self
 
 
 class TreeBuilder:
@@ -122,9 +121,9 @@ class TreeBuilder:
         output = call.output if call.output is not None and said_anything(call.output) else None
         call_id = self._call_id(call.key)
         state = CallState(call_id=call_id, prompt=prompt, output=None, role=call.role, agent_id=call.agent_id)
-        kin = Kin(call=call, state=state, path=_path(prompt), by_key=self._by_key)
+        kin = Kin(call=call, state=state, by_key=self._by_key, same=self._same)
         told = self._lineage.describe(kin)
-        for entry in _path(prompt):
+        for entry in _unwritten(prompt):
             self._write(entry, call_id, Author.CLIENT)
         if output is not None:
             state.output = self._output(prompt, output, call_id, state)
@@ -260,10 +259,12 @@ class TreeBuilder:
         chain = _link(parent.chain if parent else start, content)
         if (known := above.prompts.get(chain)) is not None:
             return known
-        copied = self._copied(loose, reasoning, one) if assistant else None
+        says = bool(one["content"].strip() or one.get("tool_calls"))
+        copied = self._same(loose, reasoning) if assistant and says else None
         made = above.prompts[chain] = Entry(
             node_id=self._node_id(chain),
             parent=parent,
+            top=parent.root if parent else None,
             start_pos=parent.end_pos if parent else 0,
             num_tokens=self._count(one),
             kind=NodeKind.PROMPT,
@@ -271,7 +272,8 @@ class TreeBuilder:
             chain=chain,
             blobs=(self._store(message_json(one)),),
             copy_of=copied.node_id if copied else None,
-            by=copied.by if copied else None,
+            loose=loose,
+            reasoning=reasoning,
         )
         return made
 
@@ -283,10 +285,8 @@ class TreeBuilder:
         same = (entry for entry in reversed(above.outputs) if entry.loose == loose)
         return next((entry for entry in same if reasoning in ("", entry.reasoning)), None)
 
-    def _copied(self, loose: str, reasoning: str, one: Message) -> Entry | None:
-        """The reply elsewhere that an assistant message repeats."""
-        if not one["content"].strip() and not one.get("tool_calls"):
-            return None
+    def _same(self, loose: str, reasoning: str) -> Entry | None:
+        """The newest reply that an assistant message repeats."""
         same = reversed(self._known.get(loose, ()))
         return next((entry for entry in same if reasoning in ("", entry.reasoning)), None)
 
@@ -296,6 +296,7 @@ class TreeBuilder:
         entry = Entry(
             node_id=node_id,
             parent=prompt,
+            top=prompt.root if prompt else None,
             start_pos=prompt.end_pos if prompt else 0,
             num_tokens=self._count(said),
             kind=NodeKind.OUTPUT,
@@ -315,8 +316,6 @@ class TreeBuilder:
         return entry
 
     def _write(self, entry: Entry, call_id: str, author: Author) -> None:
-        if entry.call_id is not None:
-            return
         entry.call_id = call_id
         self._nodes.append(
             Node(
@@ -356,9 +355,10 @@ def _top() -> Entry:
     return Entry(node_id="", parent=None, start_pos=0, num_tokens=0, kind=NodeKind.PROMPT, role="", chain="", blobs=())
 
 
-def _path(entry: Entry | None) -> list[Entry]:
+def _unwritten(entry: Entry | None) -> list[Entry]:
+    """Nodes of a path that no call held before, in order. Above one that was held all were."""
     found = []
-    while entry is not None:
+    while entry is not None and entry.call_id is None:
         found.append(entry)
         entry = entry.parent
     return found[::-1]

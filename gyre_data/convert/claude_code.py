@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from gyre_data.schema import AgentRole, BranchReason, CallStatus
 
-from .calls import Line, Opening, Report, Session, SourceCall
+from .calls import Report, Session, SourceCall
+from .claude_code_tree import Conversations, Group, Record
 from .lines import Files, parse_time
-from .messages import Message, text_of
+from .messages import text_of
 from .wire_anthropic import assistant, blocks_of, spoken
 
 __all__ = ["FORMAT", "VERSION", "belongs", "knows", "sessions"]
@@ -94,62 +93,20 @@ def _first_id(path: Path) -> str | None:
     return None
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Record:
-    """A line that has a place in the tree. `messages` is empty for one that the model is not given."""
-
-    uuid: str
-    parent: str | None
-    order: int
-    agent: str | None
-    at: datetime | None
-    messages: list[Message] = field(default_factory=list)
-    group: _Group | None = None
-    boundary: dict[str, Any] | None = None
-    summary: bool = False
-    failure: Mapping[str, Any] | None = None
-    used: bool = False
-    """Some call holds it."""
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Group:
-    """A reply: the lines that share a `message.id`."""
-
-    key: str
-    agent: str | None
-    order: int
-    parent: str | None
-    first_at: datetime | None
-    last_at: datetime | None = None
-    blocks: list[tuple[str, list[Any]]] = field(default_factory=list)
-    """uuid of a line, and its blocks."""
-    told: dict[str, Any] = field(default_factory=dict)
-    """The fields of the message itself: model, usage, stop_reason."""
-    request_id: str | None = None
-    version: str | None = None
-    sampled_here: bool = True
-    """False for what is copied from elsewhere or was never sampled."""
-    interrupted: bool = False
-    results: list[_Record] = field(default_factory=list)
-    line: Line | None = None
-
-
 class _Reader:
     """Reads all files of a session, then gives its calls in the order of their first lines."""
 
     def __init__(self, session: Session, files: Files, owners: dict[str, str]) -> None:
         self._session, self._files, self._owners = session, files, owners
         self._report: Report = session.report
-        self._records: dict[str, _Record] = {}
-        self._groups: dict[tuple[str | None, str], _Group] = {}
-        self._firsts: dict[str, _Group] = {}
+        self._tree = Conversations()
+        self._records = self._tree.records
+        self._groups: dict[tuple[str | None, str], Group] = {}
+        self._firsts: dict[str, Group] = {}
         """By key: a reply that several files of the session hold is a call of the first."""
-        self._of_tool: dict[tuple[str | None, str], _Group] = {}
+        self._of_tool: dict[tuple[str | None, str], Group] = {}
         """By agent and tool call."""
         self._order = 0
-        self._lines: dict[tuple[int, str], Line | Opening] = {}
-        self._opening = Opening()
         self._agents: dict[str, dict[str, str | None]] = {}
         """Sub-agent: the tool call that started it, and its parent."""
         self._last_call: dict[str | None, str] = {}
@@ -161,14 +118,25 @@ class _Reader:
         for file in (path, *_agent_files(path)):
             self._read(file)
         self._name_sidechains()
-        ready: list[_Group | _Record] = [*self._groups.values()]
+        self._tree.relink_kept()
+        ready: list[Group | Record] = [*self._groups.values()]
         ready += [record for record in self._records.values() if record.failure is not None]
         moment: dict[int, float] = {}
         newest: dict[str | None, float] = {}
         for one in sorted(ready, key=lambda one: one.order):  # of an agent it never goes back: its calls stay in order
             newest[one.agent] = moment[id(one)] = max(self._moment(one), newest.get(one.agent, 0.0))
+        given: set[int] = set()
         for one in sorted(ready, key=lambda one: (moment[id(one)], one.order)):
-            yield from [self._failed(one)] if isinstance(one, _Record) else self._call(one)
+            if isinstance(one, Record):
+                yield self._failed(one)
+                continue
+            due = [one]  # replies above it come first, whatever the times say
+            while (above := self._tree.above(due[-1])) is not None and id(above) not in given and above not in due:
+                due.append(above)
+            for group in reversed(due):
+                if id(group) not in given:
+                    given.add(id(group))
+                    yield from self._call(group)
         unused = (record for record in self._records.values() if not record.used)
         self._report.unanswered = sum(len(record.messages) for record in unused)
         if self._others:
@@ -197,7 +165,7 @@ class _Reader:
         self._order += 1
         if told.get("isSidechain") and agent is None:
             agent = "sidechain"  # of an older client: in the session's own file, unnamed
-        record = _Record(
+        record = Record(
             uuid=str(told["uuid"]),
             parent=told.get("parentUuid"),
             order=self._order,
@@ -213,14 +181,14 @@ class _Reader:
         else:
             self._other(kind, record, told)
 
-    def _assistant(self, record: _Record, told: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _assistant(self, record: Record, told: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         if told.get("isApiErrorMessage"):
             record.failure = {"error": spoken("user", blocks_of(body.get("content")))[-1]["content"]}
             return
         key = text_of(body.get("id")) or record.uuid
         group = self._groups.get((record.agent, key))
         if group is None:
-            group = self._groups[record.agent, key] = _Group(
+            group = self._groups[record.agent, key] = Group(
                 key=key, agent=record.agent, order=record.order, parent=record.parent, first_at=record.at
             )
             copied = "forkedFrom" in told or self._owners.setdefault(key, self._session.key) != self._session.key
@@ -239,7 +207,7 @@ class _Reader:
         if body.get("stop_reason") or not group.told.get("stop_reason"):
             group.told = {name: body.get(name) for name in ("model", "usage", "stop_reason")}
 
-    def _user(self, record: _Record, told: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+    def _user(self, record: Record, told: Mapping[str, Any], body: Mapping[str, Any]) -> None:
         record.messages = spoken("user", blocks_of(body.get("content")))
         record.summary = bool(told.get("isCompactSummary"))
         first, parent = record.messages[0], self._records.get(record.parent or "")
@@ -255,7 +223,7 @@ class _Reader:
             known.setdefault("tool", record.messages[0]["tool_call_id"])
             known.setdefault("parent", record.agent)
 
-    def _other(self, kind: str, record: _Record, told: Mapping[str, Any]) -> None:
+    def _other(self, kind: str, record: Record, told: Mapping[str, Any]) -> None:
         subtype = text_of(told.get("subtype"))
         attachment = told.get("attachment")
         if subtype == "compact_boundary":
@@ -286,7 +254,7 @@ class _Reader:
             if record.group is not None:
                 record.group.agent = record.agent
 
-    def _starter(self, record: _Record, taken: set[str]) -> str | None:
+    def _starter(self, record: Record, taken: set[str]) -> str | None:
         prompt = record.messages[-1]["content"] if record.messages else None
         for group in self._groups.values():
             for block in (block for _, blocks in group.blocks for block in blocks):
@@ -298,98 +266,17 @@ class _Reader:
                     return str(block.get("id"))
         return None
 
-    # ------------------------------------------------------------------ conversations
-
-    def _moment(self, one: _Group | _Record) -> float:
-        at = one.first_at if isinstance(one, _Group) else one.at
+    def _moment(self, one: Group | Record) -> float:
+        at = one.first_at if isinstance(one, Group) else one.at
         return at.timestamp() if at is not None else 0.0
-
-    def _context(self, parent: str | None, before: int) -> tuple[Line | Opening, _Group | None, _Record | None]:
-        """The conversation that ends with a record; the last reply in it; the summary that it begins with, if no reply
-        lies between. Results of the same reply's other calls are in it when they came `before`."""
-        above: list[_Record] = []
-        at = self._records.get(parent or "")
-        while at is not None and at.group is None and not at.summary:
-            above.append(at)
-            at = self._records.get(at.parent or "")
-        above.reverse()
-        if at is not None and at.group is not None:
-            return self._after(at.group, above, before), at.group, None
-        line = self._begun(at) if at is not None else self._opening
-        return self._grown(line, above), None, at
-
-    def _after(self, group: _Group, above: list[_Record], before: int) -> Line | Opening:
-        """A reply, the results of its calls in their order, and what else follows."""
-        results = {id(one) for one in above if one.messages and one.messages[0]["role"] == "tool"}
-        if results:
-            answered = {m.get("tool_call_id") for one in above if id(one) in results for m in one.messages}
-            for one in group.results:
-                ids = {m.get("tool_call_id") for m in one.messages}
-                if one.order < before and not ids & answered:
-                    above.append(one)
-                    answered |= ids
-            above.sort(key=lambda one: one.order)
-        return self._grown(self._reply(group), above)
-
-    def _reply(self, group: _Group) -> Line:
-        if group.line is None:
-            line, _, _ = self._context(group.parent, group.order)
-            blocks = [block for _, found in group.blocks for block in found]
-            group.line = Line(before=line, message=assistant(blocks), said_by=group.key)
-        return group.line
-
-    def _grown(self, line: Line | Opening, records: list[_Record]) -> Line | Opening:
-        for record in records:
-            if record.messages:
-                record.used = True
-                key = (id(line), record.uuid)
-                if (known := self._lines.get(key)) is None:
-                    known = line
-                    for one in record.messages:
-                        known = Line(before=known, message=one)
-                    self._lines[key] = known
-                line = known
-        return line
-
-    def _begun(self, summary: _Record) -> Line | Opening:
-        """A conversation that goes on after a compaction: the summary, and the kept tail."""
-        line = self._grown(self._opening, [summary])
-        boundary = self._records.get(summary.parent or "")
-        told = boundary.boundary if boundary is not None else None
-        key = (id(line), "kept tail")
-        if key not in self._lines:
-            self._lines[key] = self._tail(line, told or {})
-        return self._lines[key]
-
-    def _tail(self, line: Line | Opening, boundary: Mapping[str, Any]) -> Line | Opening:
-        segment = boundary.get("preservedSegment")
-        if not isinstance(segment, Mapping):
-            return line
-        kept: list[_Record] = []
-        at = self._records.get(text_of(segment.get("tailUuid")))
-        while at is not None:
-            kept.append(at)
-            if at.uuid == segment.get("headUuid"):
-                break
-            at = self._records.get(at.parent or "")
-        names = {record.uuid for record in kept}
-        done: set[int] = set()
-        for record in reversed(kept):
-            if record.group is None:
-                line = self._grown(line, [record])
-            elif id(record.group) not in done:
-                done.add(id(record.group))
-                blocks = [block for uuid, found in record.group.blocks if uuid in names for block in found]
-                line = Line(before=line, message=assistant(blocks))
-        return line
 
     # ------------------------------------------------------------------ calls
 
-    def _call(self, group: _Group) -> Iterator[SourceCall]:
-        line = self._reply(group)
+    def _call(self, group: Group) -> Iterator[SourceCall]:
+        line = self._tree.reply(group)
         if not group.sampled_here:
             return
-        context, before, summary = self._context(group.parent, group.order)
+        context, before, summary = self._tree.context(group.parent, group.order)
         compacted = before is None and summary is not None and summary.uuid not in self._compacted
         if compacted and summary is not None:
             self._compacted.add(summary.uuid)
@@ -418,8 +305,8 @@ class _Reader:
         )
         self._last_call[group.agent] = group.key
 
-    def _failed(self, record: _Record) -> SourceCall:
-        context, _, _ = self._context(record.parent, record.order)
+    def _failed(self, record: Record) -> SourceCall:
+        context, _, _ = self._tree.context(record.parent, record.order)
         told = record.failure or {}
         error = told.get("error")
         status = error.get("status") if isinstance(error, Mapping) else None

@@ -18,7 +18,7 @@ from .importing import Imported, ImportedSession, import_sessions, source_bytes
 
 __all__ = ["import_"]
 
-_MAX_SHOWN = 5
+_MAX_SHOWN, _MAX_SESSIONS = 5, 20
 
 
 def import_(
@@ -59,14 +59,20 @@ def _bar(total: int, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
 
 
 def _lines(done: Imported) -> Iterator[Text]:
-    for session in done.sessions:
+    for session in done.sessions[:_MAX_SESSIONS]:
         yield from _session(session)
-    for skipped in done.skipped:
+    if (more := len(done.sessions) - _MAX_SESSIONS) > 0:
+        yield Text(f"and {more:,} more; --json tells of each")
+    for skipped in done.skipped[:_MAX_SESSIONS]:
         where = f" ({skipped.execution_id})" if skipped.execution_id else ""
-        yield Text(f"skipped {skipped.name}: {skipped.why}{where}", style="yellow")
+        yield Text(f"skipped {skipped.name}: {skipped.why}{where}", style="red" if skipped.failed else "yellow")
+    if (more := len(done.skipped) - _MAX_SESSIONS) > 0:
+        yield Text(f"and {more:,} more skipped; --json tells of each", style="yellow")
     calls = sum(session.num_calls for session in done.sessions)
-    yield Text(f"{len(done.sessions)} imported, {calls:,} calls; text only: for SFT and inspection, not for RL")
-    yield Text(f"next: gyre ls {done.path}   gyre tree {done.path}")
+    count = f"{len(done.sessions):,} imported, {calls:,} calls; text only: for SFT and inspection, not for RL"
+    yield Text(count if done.sessions else "nothing imported")
+    if done.sessions or any(skipped.execution_id for skipped in done.skipped):
+        yield Text(f"next: gyre ls {done.path}   gyre tree {done.path}")
 
 
 def _session(one: ImportedSession) -> Iterator[Text]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,18 +44,31 @@ class Kin:
 
     call: SourceCall
     state: CallState
-    path: Sequence[Entry]
     by_key: Mapping[str, CallState]
+    same: Callable[[str, str], Entry | None]
+    """The newest reply that says what an assistant message says."""
+
+    def up(self) -> Iterator[Entry]:
+        """The nodes of the prompt, last first. Only what is asked for is walked: a session has thousands."""
+        at = self.state.prompt
+        while at is not None:
+            yield at
+            at = at.parent
 
     @property
     def turn(self) -> Entry | None:
         """The deepest reply that the prompt continues."""
-        return next((entry for entry in reversed(self.path) if entry.kind is NodeKind.OUTPUT), None)
+        return next((entry for entry in self.up() if entry.kind is NodeKind.OUTPUT), None)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first node of the prompt was held by a call before."""
+        return self.state.prompt is not None and self.state.prompt.root.call_id is not None
 
     @property
     def only_adds(self) -> bool:
         """Whether no assistant message comes after that reply."""
-        for entry in reversed(self.path):
+        for entry in self.up():
             if entry.kind is NodeKind.OUTPUT:
                 return True
             if entry.role == "assistant":
@@ -65,9 +78,11 @@ class Kin:
     @property
     def held(self) -> CallState | None:
         """The call whose reply the prompt continues, or else repeats."""
-        if self.turn is not None:
-            return self.turn.by
-        return next((entry.by for entry in reversed(self.path) if entry.copy_of is not None), None)
+        turn = self.turn
+        if turn is None:
+            copy = next((entry for entry in self.up() if entry.copy_of is not None), None)
+            turn = self.same(copy.loose, copy.reasoning) if copy is not None else None
+        return turn.by if turn is not None else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +139,7 @@ class Lineage:
         )
         if newest is None or extension is Extension.BRIDGE:
             return told
-        message, token, lost = _difference(kin.path, newest)
+        message, token, lost = _difference(kin, newest)
         return Told(
             **{name: getattr(told, name) for name in Told.__slots__ if name not in _DIFFERENCE},
             first_difference_message=message,
@@ -187,7 +202,7 @@ class Lineage:
             own = by is not None and by.conversation == conversation
             followed = by is not None and (by.call_id, conversation) in self._followed
             return Extension.BRIDGE if kin.only_adds and own and not followed else Extension.FORK
-        return Extension.FORK if kin.path and kin.path[0].call_id is not None else Extension.ROOT
+        return Extension.FORK if kin.begun else Extension.ROOT
 
     def _continues_from(
         self, kin: Kin, extension: Extension, reason: BranchReason | None, place: _Place, newest: CallState | None
@@ -233,8 +248,9 @@ def _reason(kin: Kin, extension: Extension, role: AgentRole, newest: CallState |
     return BranchReason.REWIND if goes_back else BranchReason.CONTEXT_REWRITE
 
 
-def _difference(path: Sequence[Entry], newest: CallState) -> tuple[int, int, int]:
+def _difference(kin: Kin, newest: CallState) -> tuple[int, int, int]:
     """First message and token that differ from the newest call's path, and how many of its tokens are lost."""
+    path = list(kin.up())
     here = {id(entry) for entry in path}
     at = newest.end
     end = at.end_pos if at is not None else 0

@@ -93,7 +93,7 @@ def keys(path: list[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(said)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(conversations())
 def test_linearised_conversations_give_back_the_tree(chats: list[list[dict[str, Any]]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gyre_data import admit
+from gyre_data import admit, import_sessions
 from gyre_data import open as open_run
 from gyre_data.eligible import Reason
 from gyre_data.errors import ConfigError
@@ -201,6 +201,47 @@ def test_a_compaction_without_a_kept_tail(tmp_path: Path) -> None:
     assert calls["two"].branch_reason is BranchReason.COMPACTION
     assert calls["two"].continues_from == calls["one"].call_id
     assert conversation(execution, calls["two"].prompt_node) == [("user", "Summary: went"), ("user", "on")]
+
+
+def test_a_kept_tail_that_hangs_on_the_summary(tmp_path: Path) -> None:
+    """The last kept reply is in the file after the summary, whose child it is; what follows is its own child."""
+    log = Log()
+    log.user("u1", None, "go")
+    log.reply("a1", "u1", "m1", text("one"))
+    log.user("u2", "a1", "more")
+    kept = {"anchorUuid": "c", "uuids": ["a1", "u2", "a2"]}
+    log.add("b", None, "system", subtype="compact_boundary", compactMetadata={"preservedMessages": kept})
+    log.user("c", "b", "Summary", isCompactSummary=True)
+    log.reply("a2", "c", "m2", text("two"))
+    log.user("u3", "a2", "on")
+    log.reply("a3", "u3", "m3", text("three"))
+    imported(write_lines(tmp_path / "s.jsonl", log.records), tmp_path / "run")
+    execution = only_execution(tmp_path / "run")
+    calls = said(execution)
+    assert [words for _, words in conversation(execution, calls["two"].prompt_node)] == ["go", "one", "more"]
+    prompt = ["Summary", "one", "more", "two", "on"]
+    assert [words for _, words in conversation(execution, calls["three"].prompt_node)] == prompt
+    assert calls["three"].branch_reason is BranchReason.COMPACTION
+    assert calls["three"].continues_from == calls["two"].call_id
+
+
+def test_records_in_any_order_and_in_circles_are_read(tmp_path: Path) -> None:
+    log = Log()
+    log.user("u0", None, "go")
+    for i in range(1500):
+        log.reply(f"a{i}", f"u{i}", f"m{i}", text(f"said {i}"))
+        log.user(f"u{i + 1}", f"a{i}", f"more {i}")
+    path = write_lines(tmp_path / "s.jsonl", [{**one, "timestamp": None} for one in reversed(log.records)])
+    (done,) = import_sessions(path, tmp_path / "run").sessions
+    assert (done.num_calls, done.num_nodes) == (1500, 3000)
+    log = Log()
+    log.user("u1", "u2", "go")
+    log.user("u2", "u1", "round")
+    log.reply("a1", "u1", "m1", text("one"))
+    log.reply("a2", "a3", "m2", text("two"))
+    log.reply("a3", "a2", "m3", text("three"))
+    done = imported(write_lines(tmp_path / "t.jsonl", log.records), tmp_path / "other").sessions[0]
+    assert done.num_calls == 3
 
 
 def test_damaged_lines_unknown_kinds_and_repeated_records_are_told(tmp_path: Path) -> None:
