@@ -41,6 +41,7 @@ def sessions(path: Path, files: Files, owners: dict[str, str]) -> Iterator[Sessi
     """A session for each conversation, or for all that share an `execution_id`; the file is gone through twice."""
     report, done = Report(), list[SourceFile]()
     groups: dict[str, list[int]] = {}
+    first: dict[str, int] = {}
     seen: dict[str, int] = {}
     at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     start = 0
@@ -60,8 +61,9 @@ def sessions(path: Path, files: Files, owners: dict[str, str]) -> Iterator[Sessi
             seen[digest] = seen.get(digest, 0) + 1  # the same conversation again is another one
             name = digest if seen[digest] == 1 else f"{digest}#{seen[digest]}"
         groups.setdefault(name, []).append(starts[number])
+        first.setdefault(name, number)
     for name, offsets in groups.items():
-        where = path.name if len(groups) == 1 else f"{path.name}:{name[:12]}"
+        where = path.name if len(groups) == 1 else f"{path.name}:{first[name]}"
         session = Session(key=name, name=where, calls=iter(()), report=report, files=done, at=at)
         session.calls = _calls(session, path, offsets)
         yield session

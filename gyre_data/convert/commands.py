@@ -79,7 +79,7 @@ def _session(one: ImportedSession) -> Iterator[Text]:
     files = f", {one.num_files} files" if one.num_files > 1 else ""
     failed = f" ({one.num_failed} failed)" if one.num_failed else ""
     yield Text(
-        f"{one.execution_id}  {one.name}  {one.format}  {one.num_calls:,} calls{failed}  "
+        f"{one.execution_id}  {one.name}  {one.format}  {one.num_calls:,} call{'s' * (one.num_calls != 1)}{failed}  "
         f"{one.num_nodes:,} message nodes{files}"
     )
     beside = ", ".join(f"{count} {kind}" for kind, count in sorted(one.beside.items()))
