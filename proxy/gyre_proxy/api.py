@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import secrets
@@ -23,14 +22,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gyre_data.errors import ConfigError, GyreError
-from gyre_data.schema import TABLES, ScoreStatus
-from gyre_data.types import EnvironmentState, ExecutionEvent, GroupEvent, Score
+from gyre_data.schema import TABLES
+from gyre_data.types import EnvironmentState, ExecutionEvent, GroupEvent
 
 from .address import checked_name
-from .exchange import read_body
+from .api_bodies import body_of, number_in, said_of, score_of, text_in, verdict_of
 from .executions import Execution, end_reason, key_hash, new_execution_id, new_key
 from .faults import API_STATUS, CallError, kind_of
-from .limits import Bounds
 from .service import Proxy
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ __all__ = ["Api"]
 log = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_]+(-[0-9]+)?\.(open|commit|arrow|json)")
-_BOUNDS = Bounds(body_bytes=4 << 20)
 _PIECE = 8 << 20
 
 
@@ -95,17 +92,17 @@ class Api:
 
     async def create_group(self, request: Request) -> Response:
         """{task, size, attributes, id?} -> {id}."""
-        body = await _body(request)
-        group_id = _text(body, "id") or f"g_{secrets.token_hex(6)}"
+        body = await body_of(request)
+        group_id = text_in(body, "id") or f"g_{secrets.token_hex(6)}"
         known, size = self.proxy.executions.groups.get(group_id), body.get("size")
         if size is not None and (type(size) is not int or not 0 < size < 2**31):
             raise ConfigError(f"wanted size, a number of executions, got {size!r:.80}")
         base = known or GroupEvent(group_id=group_id, at=datetime.now(UTC))
         attributes = json.dumps(body["attributes"], sort_keys=True) if "attributes" in body else base.attributes
         group = replace(
-            base, task_id=_text(body, "task") or base.task_id, size=size or base.size, attributes=attributes
+            base, task_id=text_in(body, "task") or base.task_id, size=size or base.size, attributes=attributes
         )
-        if known is None or _said(known) != _said(group):
+        if known is None or said_of(known) != said_of(group):
             await self.proxy.recorder.commit([replace(group, at=datetime.now(UTC))])
             self.proxy.executions.groups[group_id] = group
         return _answer({"id": group_id})
@@ -115,13 +112,13 @@ class Api:
 
         It waits for a launcher's claim unless `queue` is false: then the creator runs it itself.
         """
-        body = await _body(request)
-        group_id, sample_index, launcher = _text(body, "group"), body.get("sample_index"), body.get("launcher")
+        body = await body_of(request)
+        group_id, sample_index, launcher = text_in(body, "group"), body.get("sample_index"), body.get("launcher")
         if sample_index is not None and (type(sample_index) is not int or not 0 <= sample_index < 2**31):
             raise ConfigError(f"wanted sample_index as a whole number from 0, got {sample_index!r:.80}")
         if not isinstance(launcher, dict | None):
             raise ConfigError(f"wanted launcher as an object, got {launcher!r:.80}")
-        execution_id = _text(body, "id")
+        execution_id = text_in(body, "id")
         if execution_id is not None:
             checked_name(execution_id, "execution")
         known = self.proxy.executions.get(execution_id or "")
@@ -138,9 +135,9 @@ class Api:
         execution = Execution(
             execution_id=execution_id or new_execution_id(),
             group_id=group_id,
-            task_id=_text(body, "task") or self._task_of(group_id),
+            task_id=text_in(body, "task") or self._task_of(group_id),
             sample_index=sample_index,
-            harness=_text(body, "harness"),
+            harness=text_in(body, "harness"),
             launcher=launcher,
             attributes=json.dumps(attributes, sort_keys=True) if attributes is not None else None,
             key_hashes={key_hash(key)},
@@ -180,14 +177,14 @@ class Api:
 
     async def claim(self, request: Request) -> Response:
         """{limit, group?, tasks?} -> {executions: [...]}, each with base_url and a key of its own; oldest first."""
-        body = await _body(request)
+        body = await body_of(request)
         limit = body.get("limit", 1)
         if not isinstance(limit, int) or limit < 0:
             raise ConfigError(f"wanted limit, a number of executions, got {limit!r}")
         tasks = body.get("tasks")
         if tasks is not None and not (isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)):
             raise ConfigError(f"wanted tasks as a list of their ids, got {tasks!r:.80}")
-        found = self.proxy.executions.queued(limit, _text(body, "group"), tasks)
+        found = self.proxy.executions.queued(limit, text_in(body, "group"), tasks)
         for execution in found:  # all at once, so that no other claim gets one of them meanwhile
             execution.state, execution.dispatched_at = "claimed", datetime.now(UTC).timestamp()
         claimed: list[dict[str, Any]] = []
@@ -209,7 +206,7 @@ class Api:
 
     async def end(self, request: Request) -> Response:
         """{reason} -> the execution. Only the first end counts."""
-        execution, body = self._named(request), await _body(request)
+        execution, body = self._named(request), await body_of(request)
         reason = end_reason(str(body.get("reason")))
         if execution.state != "ended":
             before, execution.state, execution.end_reason = execution.state, "ended", str(reason)
@@ -235,12 +232,12 @@ class Api:
 
     async def environment(self, request: Request) -> Response:
         """{kind, digest, location} -> {state_id}; later calls of the execution carry it."""
-        execution, body = self._named(request), await _body(request)
-        kind, digest = _text(body, "kind"), _text(body, "digest")
+        execution, body = self._named(request), await body_of(request)
+        kind, digest = text_in(body, "kind"), text_in(body, "digest")
         if kind not in ("digest", "git_tree", "opaque") or not digest:
             raise ConfigError(f"wanted kind (digest, git_tree or opaque) and digest, got {body!r:.200}")
         last = execution.environment
-        if last is not None and (last.kind, last.digest, last.location) == (kind, digest, _text(body, "location")):
+        if last is not None and (last.kind, last.digest, last.location) == (kind, digest, text_in(body, "location")):
             return _answer({"state_id": last.state_id})
         state = EnvironmentState(
             state_id=f"st_{secrets.token_hex(8)}",
@@ -248,7 +245,7 @@ class Api:
             captured_at=datetime.now(UTC),
             kind=kind,
             digest=digest,
-            location=_text(body, "location"),
+            location=text_in(body, "location"),
             parent_id=last.state_id if last else None,
         )
         await self.proxy.recorder.commit([state])
@@ -259,10 +256,10 @@ class Api:
 
     async def score(self, request: Request) -> Response:
         """{evaluator, version, status, value, partial, detail, state_id, config_digest} -> {score_id}."""
-        execution, body = self._named(request), await _body(request)
-        score = _score(execution.execution_id, body)
+        execution, body = self._named(request), await body_of(request)
+        score = score_of(execution.execution_id, body)
         last = execution.scores.get(score.evaluator)
-        if last is not None and _verdict(last) == _verdict(score):
+        if last is not None and verdict_of(last) == verdict_of(score):
             return _answer({"score_id": last.score_id})
         await self.proxy.recorder.commit([score])
         execution.scores[score.evaluator] = score
@@ -289,8 +286,8 @@ class Api:
 
     async def events(self, request: Request) -> Response:
         """?from=seq&limit=&wait=seconds -> {events, next, oldest}."""
-        start, limit = _number(request, "from", 0), _number(request, "limit", 1000)
-        return _answer(await self.proxy.events.wait(start, max(1, limit), min(60, _number(request, "wait", 0))))
+        start, limit = number_in(request, "from", 0), number_in(request, "limit", 1000)
+        return _answer(await self.proxy.events.wait(start, max(1, limit), min(60, number_in(request, "wait", 0))))
 
     async def engines(self, request: Request) -> Response:
         """Every engine with its state, version and load."""
@@ -299,8 +296,8 @@ class Api:
 
     async def change_engine(self, request: Request) -> Response:
         """{action: add|drain|remove|version, url, version} -> the engine."""
-        body = await _body(request)
-        url, router = _text(body, "url") or "", self.proxy.router
+        body = await body_of(request)
+        url, router = text_in(body, "url") or "", self.proxy.router
         match body.get("action"):
             case "add":
                 engine = await self.proxy.add_engine(url)
@@ -309,10 +306,10 @@ class Api:
             case "remove":
                 engine = router.remove(url)
             case "version":
-                engine = router.set_version(url, _text(body, "version") or "")
+                engine = router.set_version(url, text_in(body, "version") or "")
             case other:
                 raise ConfigError(f"wanted action add, drain, remove or version, got {other!r}")
-        await self.proxy.engine_changed(body["action"], engine.url, _text(body, "version"))
+        await self.proxy.engine_changed(body["action"], engine.url, text_in(body, "version"))
         return _answer(engine.describe())
 
     async def segment(self, request: Request) -> Response:
@@ -322,7 +319,7 @@ class Api:
             raise CallError(
                 "not_found", f"wanted /api/segments/<table>/<file>, got {table}/{name}; the manifest names them"
             )
-        start = _number(request, "from", 0)
+        start = number_in(request, "from", 0)
         try:
             with open(self.proxy.settings.run / table / name, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -343,80 +340,6 @@ class Api:
         """Prometheus text."""
         await self.proxy.refresh()
         return Response(self.proxy.expose_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _score(execution_id: str, body: dict[str, Any]) -> Score:
-    evaluator, status, value = _text(body, "evaluator"), body.get("status", "scored"), body.get("value")
-    known = [str(item) for item in ScoreStatus if item is not ScoreStatus.UNKNOWN_VALUE]
-    if not evaluator or status not in known:
-        raise ConfigError(f"wanted evaluator and status ({', '.join(known)}), got {evaluator!r} and {status!r}")
-    if status == "scored" and (
-        not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value)
-    ):
-        raise ConfigError(
-            f"wanted a finite value for status scored, got {value!r}; send status failed when there is none"
-        )
-    detail, partial = body.get("detail"), body.get("partial")
-    if not isinstance(partial, bool | None):
-        raise ConfigError(f"wanted partial as true, false or null, got {partial!r:.80}")
-    return Score(
-        score_id=f"s_{secrets.token_hex(8)}",
-        execution_id=execution_id,
-        evaluator=evaluator,
-        evaluator_version=_text(body, "version"),
-        config_digest=_text(body, "config_digest"),
-        status=ScoreStatus(status),
-        value=float(value) if status == "scored" and value is not None else None,
-        partial=partial,
-        state_id=_text(body, "state_id"),
-        detail=detail if isinstance(detail, str) or detail is None else json.dumps(detail, sort_keys=True),
-        at=datetime.now(UTC),
-    )
-
-
-def _said(group: GroupEvent) -> tuple[object, ...]:
-    return group.task_id, group.size, group.attributes
-
-
-def _verdict(score: Score) -> tuple[object, ...]:
-    return (
-        score.evaluator_version,
-        score.config_digest,
-        score.status,
-        score.value,
-        score.partial,
-        score.state_id,
-        score.detail,
-    )
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    raw = await read_body(request.receive, _BOUNDS)
-    if raw is None:
-        raise ConfigError("wanted a JSON object as body, got a connection that closed before it was whole")
-    try:
-        value = orjson.loads(raw or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"wanted a JSON object as body, got {raw[:80]!r} ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"wanted a JSON object as body, got {type(value).__name__}")
-    return value
-
-
-def _text(body: dict[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(f"wanted {name} as a string, got {value!r:.80}")
-    return value or None
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not text.isdigit():
-        raise ConfigError(f"wanted {name} as a number from 0, got {text!r}")
-    return int(text)
 
 
 def _base_url(request: Request, execution: Execution) -> str:

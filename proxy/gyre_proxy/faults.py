@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from gyre_data.errors import ConfigError, EngineError, GyreError
 
+from .chunks import EngineRefusedError
 from .dialects.base import BadRequest
-from .engine import EngineRefusedError
 
 __all__ = ["API_STATUS", "CallError", "kind_of"]
 

@@ -21,7 +21,7 @@ import numpy as np
 from gyre_data.errors import CaptureError, ConfigError, EngineError
 from gyre_data.types import Attempt, Floats, Ints, VersionSpan
 
-from .engine import Chunk, EngineRefusedError
+from .chunks import Chunk, EngineRefusedError
 from .experts import Routing
 from .ids_text import IdsText
 from .router import Engine, Rider, Router, read_version

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyre_data.errors import ConfigError, EngineError
-from gyre_proxy.engine import ChunkReader, EngineClient, EngineRefusedError, http_client
+from gyre_proxy.chunks import ChunkReader, EngineRefusedError
+from gyre_proxy.engine import EngineClient, http_client
 from tests.support.scripted_engine import ScriptedEngine
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gyre_data.errors import CaptureError, ConfigError, EngineError
-from gyre_proxy.engine import EngineClient, EngineRefusedError, http_client
+from gyre_proxy.chunks import EngineRefusedError
+from gyre_proxy.engine import EngineClient, http_client
 from gyre_proxy.router import Router, read_version
 from gyre_proxy.sampler import Sampler, SamplerLimits
 from tests.support.scripted_engine import ScriptedEngine
