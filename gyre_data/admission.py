@@ -1,6 +1,7 @@
 """Admission: which tokens of which executions are trained, with which advantage, and why the rest are not.
 
-A pure function of the recorded rows: the same runs and settings give the same admission, whatever the order of rows.
+A pure function of the recorded rows: the same runs and settings give the same admission, whatever the order of rows,
+save that of verdicts, of which the last counts.
 Every execution, call and trajectory that is left out has a reason. Guarantees, each tested as a property: under
 `count="once"` a sampled token is owned by exactly one kept trajectory; `num_owned` is the sum over trajectories;
 statistics of a group are over its executions, never over trajectories; equal rewards give an advantage of exactly 0.

@@ -30,6 +30,7 @@ from gyre_data.tree import Forest as Trees
 from gyre_data.types import VersionSpan
 from tests.support.busy_case import busy_case
 from tests.support.forest import Forest, forests
+from tests.support.rows import one_execution
 
 CHECK = {"check": 1.0}
 
@@ -80,6 +81,18 @@ def test_admission_as_views(run: Forest) -> None:
         (e.execution_id, e.advantage) for e in found.executions
     }
     assert all(reason for _, admitted, reason, _ in whole if not admitted)
+
+
+def test_a_live_run_is_asked_as_it_stood_when_it_was_opened(tmp_path: Path) -> None:
+    with gd.RunWriter(tmp_path / "r") as writer:
+        writer.write(one_execution("e_1"))
+        run = gd.open(tmp_path / "r")
+        writer.write(one_execution("e_2"))
+        counts = "select count(*), count(distinct execution_id) from calls"
+        assert list(run.sql(counts)) == [(3, 1)]
+        run.refresh()
+        assert list(run.sql(counts)) == [(6, 2)]
+        assert [state for (state,) in run.sql("select state from executions")] == ["ended", "ended"]
 
 
 def test_spans_of_several_versions_are_read_token_by_token() -> None:
