@@ -243,3 +243,13 @@ def test_watchers_hear_of_new_rows(tmp_path: Path) -> None:
                 told = json.loads(ask(server, "/api/run")[2])["executions"][0]["score"]
         connection.close()
         server.shutdown()
+
+
+def test_the_tutorial_names_every_key_and_colour() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "view.md").read_text()
+    keys = re.findall(r"(\S): \[\"[\w-]+\"", (ASSETS / "keys.js").read_text().replace('"/"', "/").replace('"?"', "?"))
+    assert len(keys) > 15
+    for key in keys:
+        assert f"`{key}`" in guide, key
+    for name in re.findall(r"^  \w+: \"([^\"]+)\",$", (ASSETS / "tokens.js").read_text(), re.MULTILINE):
+        assert f"| {name} |" in guide, name

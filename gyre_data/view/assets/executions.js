@@ -6,6 +6,7 @@ import { state } from "./store.js";
 import { VirtualList } from "./virtual.js";
 
 const ROW = 44;
+const SHORT = { harness_timeout: "timeout", overall_timeout: "timed out", infra_fault: "fault" };
 let list = null;
 let choose = null;
 
@@ -43,15 +44,16 @@ function row(one, place) {
   h("div.line", null, h("b", null, name), h("span.grow"), score(one)),
   h("div.line.dim", null,
     h("code", null, short(one.execution_id)), ended(one), h("span.grow"),
-    one.num_bad_calls ? h("span.bad", null, `${int(one.num_bad_calls)} bad`) : null, h("span", { title: `${int(one.num_calls)} calls, ${int(one.num_tokens)} tokens` }, int(one.num_calls)),
+    h("span", { title: `${int(one.num_calls)} calls, ${int(one.num_tokens)} tokens` }, int(one.num_calls)),
+    one.num_bad_calls ? h("span.bad", { title: `${int(one.num_bad_calls)} failed or aborted` }, `(${int(one.num_bad_calls)})`) : null,
     h("span.cost", null, one.cost === null ? lasted : dollars(one.cost))));
 }
 
 function ended(one) {
-  if (one.state === "running") return h("span.good", null, "running");
-  if (one.state === "interrupted") return h("span.bad", null, "interrupted");
+  if (one.state === "running") return h("span.state.good", null, "running");
+  if (one.state === "interrupted") return h("span.state.bad", null, "interrupted");
   const bad = one.end_reason && one.end_reason !== "finished";
-  return h(bad ? "span.warn" : "span", null, words(one.end_reason));
+  return h(bad ? "span.state.warn" : "span.state", { title: words(one.end_reason) }, SHORT[one.end_reason] || words(one.end_reason));
 }
 
 /** The newest score as a chip; a failed evaluator is no zero. */

@@ -88,7 +88,7 @@ async function content(e, call, path, first) {
     state.tokens ? h("div.legend", null, legend(e), ready.words?.problem ? h("span.dim", null, `ids without text: ${ready.words.problem}`) : null) : null,
     earlier.length ? h("button.earlier", { onclick: widen, "aria-expanded": wide },
       wide ? "▾ " : "▸ ", `${many(earlier.length, "earlier message")}, ${int(reused)} tokens shared with earlier calls`,
-      h("span.dim", null, wide ? "  grey: on other kept trajectories too" : hidden.length ? `  show ${int(hidden.length)} more` : "")) : null,
+      h("span.dim", null, wide ? " · grey: on other kept trajectories too" : hidden.length ? ` · show ${int(hidden.length)} more` : "")) : null,
     withBoundaries(context, shown, hidden.length ? hidden[hidden.length - 1].i : null),
     h("div.new-from", null, h("span", null, newPart(e, call, path, first))),
     boundaryBefore(e, call),

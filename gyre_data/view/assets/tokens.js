@@ -8,11 +8,11 @@ import { hideTip, showTip } from "./tip.js";
 const CHUNK = 1500; // tokens drawn together, when they come into view
 
 export const COLOURS = {
-  mask: "loss mask and owner",
-  logprob: "log-probability",
-  version: "policy version",
+  mask: "mask, owner",
+  logprob: "log-prob",
+  version: "version",
   role: "role",
-  gap: "gap to recomputed",
+  gap: "recomputed",
 };
 
 /** A block of the tokens of one node; drawn chunk by chunk as it scrolls into view. */
