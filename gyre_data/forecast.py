@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .eligible import eligibility
+from .errors import ConfigError
 from .model_shapes import ModelShape, named_shape
 from .ownership import AdmittedTrajectory, kept_trajectories
 from .tree import Forest, Tables, Tree
@@ -47,7 +48,7 @@ __all__ = [
     "training_flops",
 ]
 
-J_MAX: tuple[int | None, ...] = (1, 2, 3, 4, 5, None)
+J_MAX = (1, 2, 3, 4, 5)
 WORTH = 1.2
 """A rule of thumb, not a law: below 1.2 times fewer operations, what tree attention and planning cost on top can eat
 the gain. Published: 1.26x of the update became 1.14x of the whole step (verl pull request 4368); tree attention gave
@@ -114,8 +115,12 @@ class Forecast:
     caps: tuple[CapForecast, ...]
 
     def cap(self, j_max: int | None) -> CapForecast:
-        """The forecast for this cap; one beyond the largest listed stands for no cap."""
-        return next((one for one in self.caps if one.j_max == j_max), self.caps[-1])
+        """The forecast for this cap; ConfigError for one that was not computed."""
+        for one in self.caps:
+            if one.j_max == j_max:
+                return one
+        told = ", ".join(str(one.j_max) for one in self.caps)
+        raise ConfigError(f"wanted the forecast for J_max {j_max}, it was made for {told}; name it in caps")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the derived ones too."""
@@ -165,8 +170,11 @@ def _layer_bytes(shape: ModelShape) -> int:
     return 2 * (4 * shape.hidden + (shape.num_heads + shape.num_kv_heads) * (qk + v) + inner)
 
 
-def forecast(runs: Tables | Sequence[Tables], model: str | Path, *, caps: Sequence[int | None] = J_MAX) -> Forecast:
-    """Forecast the cost of training on runs. `model` is a name of the table, a folder with config.json or that file."""
+def forecast(runs: Tables | Sequence[Tables], model: str | Path, *, caps: Sequence[int] = J_MAX) -> Forecast:
+    """Forecast the cost of training on runs. `model` is a name of the table, a folder with config.json or that file.
+
+    `caps` are the J_max to compute, smallest first; no cap comes last in any case.
+    """
     name, shape = named_shape(model)
     forests = [Forest(run) for run in ([cast(Tables, runs)] if hasattr(runs, "table") else runs)]
     shared: list[_Execution] = []
@@ -183,7 +191,7 @@ def forecast(runs: Tables | Sequence[Tables], model: str | Path, *, caps: Sequen
         basis=basis,
         executions=len(shared),
         limit=WORTH,
-        caps=tuple(_cap(shape, shared, j_max) for j_max in caps),
+        caps=tuple(_cap(shape, shared, j_max) for j_max in (*caps, None)),
     )
 
 

@@ -19,7 +19,7 @@ from .counts import TreeCounts, count_run
 from .distributions import Distributions, distributions
 from .errors import ConfigError
 from .execution import ExecutionInfo, executions
-from .forecast import Forecast, forecast
+from .forecast import J_MAX, Forecast, forecast
 from .hosted import Hosted, Prices, hosted
 from .mismatch import Mismatch, mismatch
 from .node_rows import NodeRows
@@ -170,7 +170,7 @@ def stats(
         mismatch=mismatch(every, trainer=trainer),
         tools=by_tool(nodes) if messages <= TOOL_MESSAGES else None,
         tool_messages=messages,
-        forecast=None if model is None else forecast(every, model),
+        forecast=None if model is None else forecast(every, model, caps=sorted({*J_MAX, j_max or J_MAX[0]})),
         left_out=left_out,
     )
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from gyre_data.admission import admit
+from gyre_data.errors import ConfigError
 from gyre_data.forecast import activation_bytes, causal_pairs, forecast, training_flops
 from gyre_data.model_shapes import MODELS, ModelShape
+from gyre_data.run_stats import stats
 from gyre_train.pack import TrajectoryInput, TreeInput
 from gyre_train.plan import flops, plan
 from tests.support.busy_case import busy_case
@@ -71,7 +73,13 @@ def test_fewer_trajectories_never_cost_more() -> None:
     assert (caps[0].flops_ratio, caps[0].worth_packing) == (1.0, False)
     assert caps[-1].flops_ratio == pytest.approx(1.33, abs=0.05)
     assert caps[-1].worth_packing is True
-    assert found.cap(7) == found.cap(None) == caps[-1]
+    assert found.cap(None) == caps[-1]
+    with pytest.raises(ConfigError, match="J_max 7, it was made for 1, 2, 3, 4, 5, None; name it in caps"):
+        found.cap(7)
+    seven = stats(published_case(), j_max=7, model=MODEL).forecast
+    assert seven is not None
+    assert [cap.j_max for cap in seven.caps] == [1, 2, 3, 4, 5, 7, None]
+    assert caps[4].trajectories < seven.cap(7).trajectories < caps[-1].trajectories
 
 
 def test_tokens_that_no_policy_sampled_are_forecast_as_if_one_had() -> None:
