@@ -68,6 +68,21 @@ async def test_calls_that_end_during_a_commit_share_the_next_one(disk, recorder)
     assert disk.blobs == [bytes([i]) for i in range(5)]
 
 
+async def test_rows_that_nobody_waits_for_go_with_the_next_commit_or_soon(disk, recorder):
+    waits = []
+    recorder.observe_wait = waits.append
+    recorder.later(["delivered"])
+    await asyncio.sleep(0.05)
+    assert disk.commits == []
+    await recorder.commit(["call"])
+    assert disk.commits == [["delivered", "call"]]
+    assert len(waits) == 1
+    recorder.later(["abandoned"])
+    while len(disk.commits) < 2:
+        await asyncio.sleep(0.02)
+    assert disk.commits[1] == ["abandoned"]
+
+
 async def test_a_failed_commit_fails_every_call_in_it_and_what_builds_on_them(disk, recorder):
     first = await held_up(disk, recorder)
     scope = Scope()
