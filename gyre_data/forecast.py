@@ -177,12 +177,10 @@ def forecast(runs: Tables | Sequence[Tables], model: str | Path, *, caps: Sequen
     """
     name, shape = named_shape(model)
     forests = [Forest(run) for run in ([cast(Tables, runs)] if hasattr(runs, "table") else runs)]
-    shared: list[_Execution] = []
     basis = "trainable"
-    for basis in ("trainable", "eligible"):
-        shared = list(_executions(forests, as_trainable=basis == "eligible"))
-        if shared:
-            break
+    shared = list(_executions(forests, as_trainable=False))
+    if not shared and (shared := list(_executions(forests, as_trainable=True))):
+        basis = "eligible"
     return Forecast(
         model=name,
         parameters=shape.num_parameters(),

@@ -61,10 +61,14 @@ def _task_row(row: TaskCounts) -> Row:
 
 def tool_lines(found: ToolShares, *, width: int = 80) -> Iterator[Text]:
     """By tool, with what was neither a result nor a call."""
-    heads = ("tool", "calls", "results", "in prompts", "sampled", "as sent", "")
-    yield from _table(heads, [_tool_row(tool, found) for tool in found.tools], width)
-    text, reasoning = (share(n, found.sampled_tokens) for n in (found.text_tokens, found.reasoning_tokens))
-    yield Text(f"text ~{text}  reasoning ~{reasoning} of sampled tokens, which are split by bytes", style="dim")
+    if found.tools:
+        heads = ("tool", "calls", "results", "in prompts", "sampled", "as sent", "")
+        yield from _table(heads, [_tool_row(tool, found) for tool in found.tools], width)
+    else:
+        yield Text("no tool call and no result in the messages that were recorded")
+    if found.sampled_tokens:
+        text, reasoning = (share(n, found.sampled_tokens) for n in (found.text_tokens, found.reasoning_tokens))
+        yield Text(f"text ~{text}  reasoning ~{reasoning} of sampled tokens, which are split by bytes", style="dim")
     if found.messages_missing:
         yield Text(f"{count(found.messages_missing)} messages are not in the run: in no figure", style=_WRONG)
 

@@ -90,6 +90,7 @@ def test_tokens_that_no_policy_sampled_are_forecast_as_if_one_had() -> None:
     assert (found.basis, found.executions, found.cap(5).trained_tokens) == ("eligible", 1, 6)
     nothing = forecast(Forest(), MODEL)
     assert (nothing.executions, nothing.cap(5).flops_ratio, nothing.cap(5).worth_packing) == (0, None, None)
+    assert nothing.basis == "trainable"
 
 
 def test_flops_of_a_long_dense_row_are_six_per_weight_and_token() -> None:

@@ -91,7 +91,7 @@ def test_stats_forecast_for_a_model_and_cuts(runs: Path) -> None:
     assert "worth packing" in out("stats", runs, "-m", "Qwen/Qwen3-8B")
     with pytest.raises(ConfigError, match="nearest known: Qwen/Qwen3-8B"):
         raise gyre("stats", runs, "--model", "Qwen3-8").exception or AssertionError
-    assert out("stats", runs, "--by", "tool").startswith("nothing recorded yet")
+    assert out("stats", runs, "--by", "tool").startswith("no tool call")
     assert "unnamed" in out("stats", runs, "--by", "client")
     assert out("stats", runs, "--by", "task").splitlines()[1].startswith("swe-412  2 of 3 scored")
 
