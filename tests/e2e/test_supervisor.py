@@ -165,7 +165,8 @@ async def test_what_was_launched_is_recorded(served: Served) -> None:
     assert known["harness"] == "mini_harness"
 
 
-async def test_any_command_is_recorded(served: Served) -> None:
+async def test_any_command_is_recorded(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the harness leaves files where it works
     async with ProxyClient(served.url) as client:
         ended = await record(client, served.run, [sys.executable, HARNESS, "2"])
         execution, status = ended.execution_id, ended.status
