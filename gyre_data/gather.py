@@ -2,7 +2,7 @@
 
 A proxy commits a call at a time, so a run of long executions has tens of thousands of batches of a row or three. Each
 costs a table its columns in memory and every later step a piece of work. So runs of small batches are gathered: tokens,
-log-probs and blobs stay views of the file, all other columns are copied into one chunk per some hundred batches.
+log-probs and blobs stay views of the file, all other columns are copied into one chunk per hundred batches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 __all__ = ["Gathered"]
 
-_SMALL_ROWS, _AT_ONCE = 64, 512
+_SMALL_ROWS, _AT_ONCE = 64, 128
 
 
 class Gathered:
@@ -56,9 +56,12 @@ def _is_small(batch: pa.RecordBatch) -> bool:
 
 def _joined(table: pa.Table) -> pa.Table:
     """The same rows, each column in one chunk but those that hold much."""
-    columns = [
-        column if pa.types.is_large_list(column.type) or pa.types.is_large_binary(column.type)
-        else pa.concat_arrays(column.chunks)
-        for column in table.columns
-    ]  # fmt: skip
-    return pa.Table.from_arrays(columns, schema=table.schema)
+    return pa.Table.from_arrays([_in_one(column) for column in table.columns], schema=table.schema)
+
+
+def _in_one(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    if pa.types.is_large_list(column.type) or pa.types.is_large_binary(column.type):
+        return column
+    if column.null_count == len(column):  # half the columns of a call: nothing to copy
+        return pa.nulls(len(column), column.type)
+    return pa.concat_arrays(column.chunks)
