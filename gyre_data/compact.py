@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from . import rewrite
 from .errors import CorruptError
 from .reader import Run
 from .rewrite import (
@@ -30,7 +31,7 @@ from .rewrite import (
     unnamed,
     write_segments,
 )
-from .schema import TABLES
+from .schema import TABLES, arrow_schema
 from .segment import Sealed
 
 __all__ = ["COLD_CODEC", "Compacted", "TablePlan", "compact", "depth_first", "plan_compaction"]
@@ -60,7 +61,7 @@ class Compacted:
     cold: bool
     manifest: int | None
     tables: tuple[TablePlan, ...]
-    """Those that are rewritten."""
+    """Those that are rewritten; of each, the files that are not large and settled already."""
     removed: tuple[str, ...]
     """Removed executions; rows of them are left behind."""
     stale_bytes: int
@@ -70,91 +71,115 @@ class Compacted:
 def plan_compaction(path: str | Path, *, cold: bool = False) -> Compacted:
     """What `compact` would do now. Takes no lock."""
     run = Run(Path(path))
-    tables = tuple(
-        TablePlan(
-            table=name,
-            num_files=len(run.manifest.sealed.get(name, ())) + len(run.manifest.open.get(name, ())),
-            num_bytes=sum(one.num_bytes for one in run.manifest.sealed.get(name, ())),
-            num_rows=run.table(name).num_rows,
-        )
-        for name in _wanted(run, cold)
-    )
-    stale = sum(file.stat().st_size for file in unnamed(run.path))
+    work = _work(run, cold)
     return Compacted(
         path=str(path),
         cold=cold,
         manifest=None,
-        tables=tables,
-        removed=run.manifest.removed if tables else (),
-        stale_bytes=stale,
+        tables=tuple(one.plan() for one in work),
+        removed=run.manifest.removed if work else (),
+        stale_bytes=sum(file.stat().st_size for file in unnamed(run.path)),
     )
 
 
 def compact(path: str | Path, *, cold: bool = False) -> Compacted:
     """Rewrite a run's segments as few large ones and remove the old files that no manifest in use names.
 
-    Takes the run's lock, or raises ConfigError that says who writes it. A crash leaves the old files or the new ones
-    in charge, never a mix. A reader that has the run open keeps what it has.
+    Large files of an earlier compaction stay if no execution in them went on. Takes the run's lock, or raises
+    ConfigError that says who writes it. A crash leaves the old files or the new ones in charge, never a mix. A reader
+    that has the run open keeps what it has.
     """
     path = Path(path)
     with owned(path, _WRITER) as current:
+        check_sources(path, current, TABLES)
         run = Run(path)
-        wanted = _wanted(run, cold)
-        check_sources(path, current, {*wanted, "nodes", "calls"} if wanted else ())
+        work = _work(run, cold)
         numbers = itertools.count(last_sequence(path, _WRITER) + 1)
         names = (f"{_WRITER}-{number:06d}" for number in numbers)
         codec = COLD_CODEC if cold else None
-        made: dict[str, tuple[Sealed, ...]] = {}
-        for name in wanted:
-            made[name] = write_segments(path, name, _ordered(run, name), names, codec)
-        published = publish_tables(path, made, _WRITER, removed=current.removed) if made else current
+        made = {one.table: write_segments(path, one.table, _ordered(run, one), names, codec) for one in work}
+        tables = {one.table: one.kept + made[one.table] for one in work}
+        published = publish_tables(path, tables, _WRITER, removed=current.removed) if work else current
         freed = drop_unnamed(path)
-    tables = tuple(
-        TablePlan(
-            table=name,
-            num_files=len(current.sealed.get(name, ())),
-            num_bytes=sum(one.num_bytes for one in current.sealed.get(name, ())),
-            num_rows=sum(one.num_rows for one in made[name]),
-            new_files=len(made[name]),
-            new_bytes=sum(one.num_bytes for one in made[name]),
-        )
-        for name in wanted
-    )
     return Compacted(
         path=str(path),
         cold=cold,
         manifest=published.number,
-        tables=tables,
-        removed=current.removed if made else (),
+        tables=tuple(one.plan(made[one.table]) for one in work),
+        removed=current.removed if work else (),
         stale_bytes=freed,
     )
 
 
-def _wanted(run: Run, cold: bool) -> list[str]:
-    """Tables to rewrite: all but those that are as this compaction would leave them."""
-    codec, current = COLD_CODEC if cold else None, run.manifest
-    return [
-        name
-        for name in TABLES
-        if name in current.tables
-        and (
-            current.open.get(name)
-            or any(
-                not one.name.startswith(f"{_WRITER}-") or codec_of(run.path / name / one.name) != codec
-                for one in current.sealed[name]
-            )
-            or (current.removed and run.stored(name).num_rows != run.table(name).num_rows)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What is to be done in one table: `kept` come first and stay, `rows` are those of all other segments."""
+
+    table: str
+    kept: tuple[Sealed, ...]
+    sealed: tuple[Sealed, ...]
+    num_open: int
+    rows: pa.Table
+
+    def plan(self, made: tuple[Sealed, ...] | None = None) -> TablePlan:
+        """As it is told."""
+        return TablePlan(
+            table=self.table,
+            num_files=len(self.sealed) + self.num_open,
+            num_bytes=sum(one.num_bytes for one in self.sealed),
+            num_rows=self.rows.num_rows,
+            new_files=None if made is None else len(made),
+            new_bytes=None if made is None else sum(one.num_bytes for one in made),
         )
+
+
+def _work(run: Run, cold: bool) -> list[_Work]:
+    """Tables to rewrite, and which of their segments: all but those that are as this compaction would leave them."""
+    found = []
+    for name in (name for name in TABLES if name in run.manifest.tables):
+        sealed, still_open = run.manifest.sealed.get(name, ()), run.manifest.open.get(name, ())
+        parts = [rows for _, rows in run.parts(name)]
+        kept = _settled(run, name, parts, COLD_CODEC if cold else None)
+        if kept < len(sealed) or still_open:
+            rows = pa.concat_tables([arrow_schema(name).empty_table(), *parts[kept:]])
+            found.append(
+                _Work(
+                    table=name,
+                    kept=sealed[:kept],
+                    sealed=sealed[kept:],
+                    num_open=len(still_open),
+                    rows=run.shown(name, rows),
+                )
+            )
+    return found
+
+
+def _settled(run: Run, name: str, parts: list[pa.Table], codec: str | None) -> int:
+    """How many of the first segments stay as they are."""
+    sealed = run.manifest.sealed.get(name, ())
+    as_wanted = [
+        one.name.startswith(f"{_WRITER}-")
+        and codec_of(run.path / name / one.name) == codec
+        and run.shown(name, rows).num_rows == rows.num_rows
+        for one, rows in zip(sealed, parts, strict=False)
     ]
+    if all(as_wanted) and not run.manifest.open.get(name):
+        return len(sealed)
+    large = [good and one.num_bytes >= rewrite.FILE_BYTES for good, one in zip(as_wanted, sealed, strict=True)]
+    count = large.index(False) if False in large else len(large)
+    if name in ("nodes", "calls"):  # an execution stands in one place
+        names = [set(rows.column("execution_id").unique().to_pylist()) for rows in parts]
+        while count and any(names[i] & set().union(*names[count:]) for i in range(count)):
+            count -= 1
+    return count
 
 
-def _ordered(run: Run, name: str) -> Iterator[pa.RecordBatch]:
-    table = run.table(name)
-    if name == "nodes":
-        return gathered(table, depth_first(table, run.table("calls")))
-    if name == "calls":
-        return gathered(table, np.argsort(_codes(table, table), kind="stable"))
-    return rebatched(table)  # the order of event rows may count
+def _ordered(run: Run, work: _Work) -> Iterator[pa.RecordBatch]:
+    if work.table == "nodes":
+        return gathered(work.rows, depth_first(work.rows, run.table("calls")))
+    if work.table == "calls":
+        return gathered(work.rows, np.argsort(_codes(work.rows, work.rows), kind="stable"))
+    return rebatched(work.rows)  # the order of event rows may count
 
 
 def _codes(table: pa.Table, calls: pa.Table) -> npt.NDArray[np.int64]:

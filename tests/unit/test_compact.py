@@ -1,11 +1,13 @@
 """Compaction: same rows, other files; depth first; cold reads as warm; old files go when nobody needs them."""
 
+import itertools
 import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import gyre_data
@@ -226,6 +228,39 @@ def test_large_tables_become_several_files_of_bounded_batches(tmp_path, monkeypa
     nodes = gyre_data.open(path).table("nodes")
     assert len(manifests.newest(path).sealed["nodes"]) > 1
     assert max(len(chunk) for chunk in nodes.column("node_id").chunks) <= 6
+    assert verify(path).problems == ()
+
+
+def test_large_files_of_an_earlier_compaction_stay_unless_an_execution_goes_on(tmp_path, monkeypatch):
+    path = interleaved(tmp_path / "run", 12)
+    monkeypatch.setattr("gyre_data.rewrite.BATCH_BYTES", 3000)
+    monkeypatch.setattr("gyre_data.rewrite.FILE_BYTES", 9000)
+    compact(path)
+    first = [one.name for one in manifests.newest(path).sealed["nodes"]]
+    assert len(first) > 3
+    with RunWriter(path) as writer:
+        writer.write(one_execution("e_new"))
+    before = content(path)
+    plan = {one.table: one for one in plan_compaction(path).tables}["nodes"]
+    compact(path)
+    second = [one.name for one in manifests.newest(path).sealed["nodes"]]
+    assert second[: len(first) - 1] == first[:-1]
+    assert plan.num_files == 2 < len(first)
+    assert content(path) == before
+    # The execution in the second file goes on: that file and all after it are written anew.
+    held = gyre_data.open(path).parts("nodes")[1][1].column("execution_id")[0].as_py()
+    parent = from_table("nodes", gyre_data.open(path).table("nodes").filter(pc.field("node_id") == f"{held}_o0"))[0]
+    prompt = prompt_node("more_p", "more_c", parent)
+    output = output_node("more_o", "more_c", prompt)
+    with RunWriter(path) as writer:
+        writer.write([prompt, output, call_row("more_c", prompt, output, held)])
+    before = content(path)
+    compact(path)
+    third = [one.name for one in manifests.newest(path).sealed["nodes"]]
+    assert not set(third[1:]) & set(second)
+    assert content(path) == before
+    column = gyre_data.open(path).table("nodes").column("execution_id").to_pylist()
+    assert len([a for a, b in itertools.pairwise(column) if a != b]) == len(set(column)) - 1
     assert verify(path).problems == ()
 
 
