@@ -40,7 +40,7 @@ def _panel(sizes: Sequence[float], title: str, lines: Mapping[str, Sequence[floa
     for size in sizes:
         x = (math.log10(size) - first) / (last - first) * _W
         out.append(f'<text x="{x:.1f}" y="{_H + 18}" text-anchor="middle">{size:g}</text>')
-    out.append(f'<text x="{_W / 2}" y="{_H + 36}" text-anchor="middle">{unit}</text>')
+    out.append(f'<text x="{_W / 2}" y="{_H + 36}" text-anchor="middle">{unit} (dashed: linear)</text>')
     for number, (name, line) in enumerate(lines.items()):
         colour = ("#1f6feb", "#d1495b", "#2e8b57")[number]
         points = " ".join(place(size, value) for size, value in zip(sizes, line, strict=True))

@@ -173,7 +173,10 @@ def measure_counting(runs: dict[int, Path]) -> dict[str, float]:
             figures[f"stats_100m_{of}"] = most + max(most - middle, 0.0) / (sizes[-1] - sizes[-2]) * (100 - sizes[-1])
     if 300 in sizes:
         panels = {
-            "gyre stats, seconds": {"wall clock": [took[s].wall_s for s in sizes]},
+            "gyre stats, seconds": {
+                "CPU": [took[s].cpu_s for s in sizes],
+                "wall clock": [took[s].wall_s for s in sizes],
+            },
             "gyre stats, MiB": {
                 "memory of its own": [took[s].anonymous_mib for s in sizes],
                 "with mapped files": [took[s].resident_mib for s in sizes],

@@ -69,9 +69,9 @@ def found_in(ids: pa.Array, wanted: pa.ChunkedArray | pa.Array) -> Rows:
     return np.asarray(pc.fill_null(pc.index_in(wanted, value_set=ids), -1).to_numpy(), np.int64)
 
 
-def ints(column: pa.ChunkedArray, missing: int = 0) -> Rows:
-    """Integers of a column, `missing` for null."""
-    return np.asarray(pc.fill_null(column, missing).to_numpy(), np.int64)
+def ints(column: pa.ChunkedArray) -> Rows:
+    """Integers of a column, 0 for null."""
+    return np.asarray(pc.fill_null(column, 0).to_numpy(), np.int64)
 
 
 def floats(column: pa.ChunkedArray) -> npt.NDArray[np.float64]:
