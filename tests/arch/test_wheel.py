@@ -31,6 +31,12 @@ def test_the_price_table_is_in_it(wheel: Path) -> None:
     assert "gyre_data/prices.toml" in zipfile.ZipFile(wheel).namelist()
 
 
+def test_the_page_of_gyre_view_is_in_it(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assets = ROOT / "gyre_data" / "view" / "assets"
+    assert {f"gyre_data/view/assets/{path.name}" for path in assets.iterdir()} <= names
+
+
 def test_the_sample_run_is_in_it_whole(wheel: Path, tmp_path: Path) -> None:
     """A wheel leaves out what git ignores; one missing file and `gyre tree sample` fails on a user's machine."""
     with zipfile.ZipFile(wheel) as packed:

@@ -350,6 +350,22 @@ def test_a_page_follows_a_run_that_is_written_without_losing_its_place(browser: 
         server.shutdown()
 
 
+def test_an_empty_run_bears_every_key_and_shows_its_first_call(browser: Any, tmp_path: Path) -> None:
+    with gyre_data.RunWriter(tmp_path / "run") as writer, ViewServer(gyre_data.open(tmp_path / "run")) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        opened = Opened(browser, server.url)
+        for key in "jkfFwtcdiioxpgGnNeab":
+            opened.page.keyboard.press(key)
+        opened.page.wait_for_selector("#talk:has-text('No call was recorded yet')")
+        for rows in view_case().rows.values():
+            writer.append(rows)
+        writer.commit()
+        opened.page.wait_for_selector("#executions .exec.on")
+        opened.page.wait_for_selector("#talk .card.open, #talk .tok")
+        opened.close()
+        server.shutdown()
+
+
 def _continued(made: Any) -> str:
     """One more call of the busy execution; returns what it says."""
     from tests.support.forest import ExecutionBuilder

@@ -38,7 +38,7 @@ async function start() {
   if (first) await openExecution(first.execution_id, asked);
   else {
     showExecutions();
-    fill($("talk"), h("p.empty", null, "This run holds no call yet. Calls appear here as they are recorded."));
+    tell("call");
   }
   if (asked.v) tell("show", asked.v);
   document.documentElement.dataset.ready = "yes";
@@ -248,6 +248,7 @@ async function refresh() {
   if (!id) {
     const first = state.run.executions.find((one) => one.num_calls);
     if (first) await openExecution(first.execution_id);
+    if (state.run.executions.length > 1 && !narrow()) listShown(true);
   } else if (rows(before) !== rows(state.run.executions)) {
     const e = state.execution;
     const call = state.call && e.call(state.call).call_id;

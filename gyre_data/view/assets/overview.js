@@ -11,6 +11,10 @@ export function setUpOverview() {
 
 function draw() {
   const e = state.execution;
+  if (!e) {
+    fill($("talk"), h("p.empty", null, "No call was recorded yet."));
+    return;
+  }
   const admission = state.figures?.admission[e.id];
   const group = state.figures?.groups.find((one) => one.group_id === e.info.group_id);
   fill($("talk"), h("div.overview", null,

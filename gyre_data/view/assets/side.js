@@ -15,6 +15,7 @@ function draw() {
   document.body.classList.toggle("with-side", state.side);
   const e = state.execution;
   const call = state.call && e?.call(state.call);
+  if (!call) fill(box);
   if (!state.side || !call) return;
   const output = call.output_node ? e.nodes[e.index.get(call.output_node)] : null;
   const excluded = e.excludedCall.get(call.call_id);

@@ -39,9 +39,9 @@ async function draw(fresh) {
   const mine = ++turn;
   const e = state.execution;
   const box = $("talk");
-  const call = state.call && e.call(state.call);
+  const call = state.call && e?.call(state.call);
   if (!call) {
-    fill(box, h("p.empty", null, e.calls.length ? "Choose a call." : "No call was recorded yet."));
+    fill(box, h("p.empty", null, e?.calls.length ? "Choose a call." : "No call was recorded yet. Calls appear here as they are recorded."));
     return;
   }
   if (shownCall !== call.call_id) {
@@ -85,7 +85,7 @@ async function content(e, call, path, first) {
   const reused = path.slice(0, first).reduce((n, i) => n + e.nodes[i].num_tokens, 0);
   const context = { e, call, ready, isOpen };
   return [
-    state.tokens ? h("div.legend", null, legend(e), ready.words?.problem ? h("span.dim", null, `ids without text: ${ready.words.problem}`) : null) : null,
+    state.tokens ? h("div.legend", null, legend(e), ready.words?.problem && e.nodes.some((node) => !node.counted) ? h("span.dim", null, `ids without text: ${ready.words.problem}`) : null) : null,
     earlier.length ? h("button.earlier", { onclick: widen, "aria-expanded": wide },
       wide ? "▾ " : "▸ ", `${many(earlier.length, "earlier message")}, ${int(reused)} tokens shared with earlier calls`,
       h("span.dim", null, wide ? " · grey: on other kept trajectories too" : hidden.length ? ` · show ${int(hidden.length)} more` : "")) : null,

@@ -1,7 +1,7 @@
 // Tokens one by one, coloured by what training would do with them, or by how likely, how old, whose, or how far off.
 
 import { h } from "./dom.js";
-import { int } from "./format.js";
+import { int, many } from "./format.js";
 import { state } from "./store.js";
 import { hideTip, showTip } from "./tip.js";
 
@@ -18,7 +18,7 @@ export const COLOURS = {
 /** A block of the tokens of one node; drawn chunk by chunk as it scrolls into view. */
 export function tokenBlock(execution, place, arrays, words) {
   const node = execution.nodes[place];
-  if (node.counted) return h("div.dim", null, `${int(node.num_tokens)} tokens, counted: their ids are not known`);
+  if (node.counted) return h("div.dim", null, `${many(node.num_tokens, "token")}, counted: ids are not known`);
   const view = new TokenView(execution, node, arrays, words);
   const box = h("div.tokens", { tabindex: "0", role: "group", "aria-label": `${arrays.ids.length} tokens; arrow keys walk` });
   for (let from = 0; from < arrays.ids.length; from += CHUNK) {

@@ -205,6 +205,7 @@ function fold(row, closed) {
 
 /** Fold or unfold everything. */
 export function foldAll(closed) {
+  if (!state.execution) return;
   const visit = (row) => {
     if (row.children.length) marks().set(row.key, closed && row.kind !== "call" ? row.level !== 0 : row.kind === "call" || closed);
     row.children.forEach(visit);
