@@ -154,7 +154,9 @@ def _unnamed_blobs(run: Run, gone: Sequence[str]) -> set[str]:
 
 
 def _workspaces(path: Path, gone: Sequence[str]) -> list[Path]:
-    return [folder for name in gone if (folder := path / "workspaces" / name).is_dir()]
+    root = path / "workspaces"  # what lies in it is compared with ids, so that no id can point elsewhere
+    here = {folder.name: folder for folder in root.iterdir() if folder.is_dir()} if root.is_dir() else {}
+    return [here[name] for name in gone if name in here and not here[name].is_symlink()]
 
 
 # --- purging -------------------------------------------------------------------------------------------------------
@@ -205,7 +207,8 @@ def _purge(run: Run, current: Manifest, plan: Removal) -> Removal:
             )
         made[name] = tuple(segments)
     # First what no manifest names: if this is cut off, the next purge finds all that is left.
-    shutil.rmtree(path / QUARANTINE, ignore_errors=True)
+    if (path / QUARANTINE).exists():
+        shutil.rmtree(path / QUARANTINE)
     for folder in _workspaces(path, plan.executions):
         shutil.rmtree(folder)
     published = publish_tables(path, made, _WRITER, removed=()) if made or current.removed else current

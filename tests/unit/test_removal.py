@@ -182,6 +182,18 @@ def test_purge_of_damage_is_refused(tmp_path):
     assert zlib.crc32(first.read_bytes()) == zlib.crc32(bytes(data))
 
 
+@pytest.mark.parametrize("name", ["..", ".", "../quarantine", "e_link"])
+def test_no_id_leads_a_purge_out_of_the_workspaces(tmp_path, name):
+    path = made(tmp_path / "run", (name, "e_3"))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine.txt").write_text("mine")
+    (path / "workspaces" / "e_link").symlink_to(tmp_path / "elsewhere")
+    remove(path, [name], purge=True)
+    assert shown(gyre_data.open(path)) == {"e_3"}
+    assert (path / "workspaces" / "e_2").exists()
+    assert (tmp_path / "elsewhere" / "mine.txt").exists()
+
+
 def test_unknown_ids_none_and_a_run_that_is_written(tmp_path):
     path = made(tmp_path / "run")
     with pytest.raises(DataError, match="no execution starts with it"):
