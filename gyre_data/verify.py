@@ -190,7 +190,7 @@ def _visible(run: Run, tables: dict[str, pa.Table], notes: list[str]) -> dict[st
     if not removed:
         return tables
     hidden = nodes_of(tables["nodes"], removed)
-    notes.append(f"{len(removed)} executions are removed; `gyre rm {run.path} --purge` clears what is left of them")
+    notes.append(f"removed executions: {len(removed)}; `gyre rm {run.path} --purge` clears what is left of them")
     return {name: visible(name, table, removed, lambda: hidden) for name, table in tables.items()}
 
 

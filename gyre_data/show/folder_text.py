@@ -11,7 +11,7 @@ from gyre_data.pins import Tag
 from gyre_data.removal import Removal
 from gyre_data.salvage import Salvage
 
-from .numbers import count, file_size
+from .numbers import count, file_size, plural
 
 __all__ = ["compact_lines", "merge_lines", "removal_lines", "salvage_lines", "tag_lines", "tags_text"]
 
@@ -22,7 +22,7 @@ def compact_lines(done: Compacted) -> list[str]:
     command = f"gyre compact {done.path}{' --cold' if done.cold else ''} --yes"
     if not done.tables and not done.stale_bytes:
         return [f"{done.path}: every table is compact{' and compressed' if done.cold else ''} already; nothing to do"]
-    lines = [f"{done.path}: {'would rewrite' if planned else 'rewrote'} {len(done.tables)} tables"]
+    lines = [f"{done.path}: {'would rewrite' if planned else 'rewrote'} {plural(len(done.tables), 'table')}"]
     for one in done.tables:
         line = f"  {one.table:16} {one.num_rows:>12,} rows {one.num_files:>6} files {file_size(one.num_bytes):>9}"
         if one.new_bytes is not None:
@@ -30,7 +30,7 @@ def compact_lines(done: Compacted) -> list[str]:
         lines.append(line)
     if done.removed:
         lines.append(
-            f"  {count(len(done.removed))} removed executions are left behind; their texts go with gyre rm --purge"
+            f"  left behind: {plural(len(done.removed), 'removed execution')}; their texts go with gyre rm --purge"
         )
     if planned:
         if done.stale_bytes:
@@ -43,16 +43,14 @@ def removal_lines(done: Removal) -> list[str]:
     """A removal or a purge, or its plan, for people."""
     planned = done.manifest is None
     verb = "purge" if done.purge else "remove"
-    head = f"{done.path}: {f'would {verb}' if planned else f'{verb}d'} {count(len(done.executions))} executions"
+    head = f"{done.path}: {f'would {verb}' if planned else f'{verb}d'} {plural(len(done.executions), 'execution')}"
     lines = [head, *(f"  {name}" for name in done.executions)]
-    lines.append(
-        f"  {count(done.num_calls)} calls, {count(done.num_nodes)} nodes, {count(done.num_tokens)} tokens, "
-        f"{count(done.num_scores)} scores"
-    )
+    held = ((done.num_calls, "call"), (done.num_nodes, "node"), (done.num_tokens, "token"), (done.num_scores, "score"))
+    lines.append(f"  {', '.join(plural(value, noun) for value, noun in held)}")
     if done.purge:
         lines.append(
-            f"  {count(done.num_blobs)} texts that nothing else names, {count(done.quarantine_files)} files of "
-            f"quarantine/, {count(len(done.workspaces))} workspaces"
+            f"  {plural(done.num_blobs, 'text')} that nothing else names, {plural(done.quarantine_files, 'file')} of "
+            f"quarantine/, {plural(len(done.workspaces), 'workspace')}"
         )
     if done.tags:
         what = "tags that hold them, to be given up first" if done.purge else "tags that still show them"
@@ -88,9 +86,10 @@ def tags_text(path: Path, known: Sequence[Tag]) -> str:
 def merge_lines(done: Merged) -> list[str]:
     """What a merge wrote."""
     rows = done.num_rows
-    calls, nodes = count(rows.get("calls", 0)), count(rows.get("nodes", 0))
-    lines = [f"{done.path}: {len(done.sources)} runs, {calls} calls, {nodes} nodes"]
-    lines += [f"  {one.path}  manifest {one.manifest}, {count(len(one.executions))} executions" for one in done.sources]
+    calls, nodes = plural(rows.get("calls", 0), "call"), plural(rows.get("nodes", 0), "node")
+    lines = [f"{done.path}: {len(done.sources)} runs, {calls}, {nodes}"]
+    for one in done.sources:
+        lines.append(f"  {one.path}  manifest {one.manifest}, {plural(len(one.executions), 'execution')}")
     if done.num_same:
         lines.append(f"  {count(done.num_same)} rows were the same in several of them and are there once")
     return [*lines, f"look at it: gyre stats {done.path}"]
@@ -101,7 +100,7 @@ def salvage_lines(done: Salvage) -> list[str]:
     if not done.broken:
         return [f"{done.path}: no damaged segment; nothing to save"]
     planned = done.manifest is None
-    lines = [f"{done.path}: {count(len(done.broken))} damaged segments"]
+    lines = [f"{done.path}: {plural(len(done.broken), 'damaged segment')}"]
     for one in done.broken:
         rows = (
             f"{count(one.num_good)} of {count(one.num_rows)} rows are good"
@@ -111,10 +110,12 @@ def salvage_lines(done: Salvage) -> list[str]:
         what = "left alone; restore it from a copy" if one.left_alone else rows
         lines.append(f"  {one.table}/{one.name}: {one.detail}; {what}")
     if done.calls_left_out or done.nodes_left_out:
-        calls, nodes = count(len(done.calls_left_out)), count(done.nodes_left_out)
-        lines.append(f"  {calls} good calls and {nodes} good nodes rest on lost nodes and are left out too")
+        calls, nodes = plural(len(done.calls_left_out), "good call"), plural(done.nodes_left_out, "good node")
+        lines.append(f"  left out too, since they rest on lost nodes: {calls}, {nodes}")
     if done.executions:
         lines.append(f"  executions that lose calls by that: {', '.join(done.executions)}")
+    if all(one.left_alone for one in done.broken):
+        return [*lines, "nothing of it can be salvaged"]
     if planned:
         return [*lines, f"damaged files go to quarantine/; do it: gyre verify {done.path} --salvage --yes"]
     return [*lines, f"manifest {done.manifest}; damaged files are in quarantine/", f"check: gyre verify {done.path}"]

@@ -333,5 +333,5 @@ def test_removed_executions_are_no_fault(tmp_path):
     remove(path, ["e_1"])
     report = verify(path)
     assert report.problems == ()
-    assert any("1 executions are removed" in note for note in report.notes)
+    assert any("removed executions: 1" in note for note in report.notes)
     assert report.num_rows["calls"] == 4
