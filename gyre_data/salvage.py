@@ -6,7 +6,7 @@ segment. A sealed file without its log (releases before format 1.2 did not keep 
 nothing of it is known to be good: it is left where it is, to be restored from a copy.
 
 A tree must hang together to be read, so calls that rest on a lost node are left out too, with their deliveries. Every
-file that is replaced goes to `quarantine/`; none is deleted.
+file that is replaced goes to `quarantine/`; none is deleted. One that a tag names stays in its place as well.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .commit_log import RECORD_BYTES, read_record
 from .errors import CorruptError, DataError
 from .lock import FolderLock
 from .manifest import Manifest
+from .pins import pinned_manifests
 from .reader import conformed
 from .recovery import QUARANTINE, free_name
 from .rewrite import last_sequence, rebatched, write_segments
@@ -102,9 +103,11 @@ def salvage(path: str | Path) -> Salvage:
         for table, name in replaced:
             _copy_away(path, table, name)
         published = manifests.publish(path, lambda base: _changed(base, made), _WRITER)
+        pinned = {pair for one in pinned_manifests(path) for pair in one.stems()}
         for table, name in replaced:
             for file in _files(path, table, name):
-                file.unlink(missing_ok=True)
+                if (table, file.stem) not in pinned:
+                    file.unlink(missing_ok=True)
         return _record(path, found, published.number)
     finally:
         lock.release()

@@ -155,6 +155,17 @@ def test_a_segment_that_is_gone_is_let_go(tmp_path):
     assert gyre_data.open(path).table("calls").num_rows == 0
 
 
+def test_a_file_that_a_tag_names_stays_for_it(tmp_path):
+    path = made(tmp_path / "run")
+    tag(path, "v1")
+    file = only(path, "nodes", ".arrow")
+    flip(file, 9500)
+    salvage(path)
+    assert [(p.kind, p.where) for p in verify(path).problems] == [("corrupt", f"tag v1: nodes/{file.name}")]
+    assert (path / "quarantine" / "nodes" / file.name).exists()
+    assert gyre_data.open(f"{path}@v1").table("calls").num_rows == 12
+
+
 def test_damaged_records_are_not_trusted(tmp_path):
     """Of a damaged log the commit of the record and the one after it are not known to be good."""
     path = made(tmp_path / "run")
