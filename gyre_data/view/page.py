@@ -38,9 +38,9 @@ def page(chunks: Iterable[Chunk] | None = None, *, title: str = "gyre view") -> 
     served = chunks is None
     yield (
         head.replace("{policy}", html.escape(policy(served=served), quote=False))
-        .replace("{title}", html.escape(title))
         .replace("{source}", "served" if served else "report")
         .replace("{style}", style)
+        .replace("{title}", html.escape(title))
     )
     for chunk in chunks or ():
         text = base64.b64encode(chunk.data).decode("ascii")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -31,10 +32,13 @@ from .vocabulary import Vocabulary
 
 __all__ = ["Following", "ViewServer", "is_loopback"]
 
-_POLL_S = 0.2
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
 _BEAT_S = 10.0
 _MAX_BODY = 8 << 20
 _COOKIE = "gyre_view"
+_MOST_KEPT = 8
 
 
 def is_loopback(host: str) -> bool:
@@ -79,10 +83,16 @@ class Following:
         return self.version
 
     def watch(self, stop: threading.Event) -> None:
-        """Refresh until `stop`, while somebody waits."""
+        """Refresh until `stop`, while somebody waits; what cannot be read now is tried again."""
+        told = ""
         while not stop.wait(_POLL_S):
-            if self._watchers:
-                self.refresh()
+            try:
+                if self._watchers:
+                    self.refresh()
+            except (GyreError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("%s cannot be followed: %s", self._run.path, told)
 
     def watching(self, change: int) -> None:
         """Note that somebody began (1) or ceased (-1) to wait for news."""
@@ -111,6 +121,7 @@ class Following:
         def make() -> Any:
             loaded = self._load(execution_id)
             kept = self._rows.setdefault(loaded.execution_id, Kept(self._texts))
+            _drop(self._rows, _MOST_KEPT)
             return execution_model(loaded, kept, j_max=self._j_max)
 
         return self._of_version("execution", execution_id, make)
@@ -151,6 +162,7 @@ class Following:
                 for key in stale:
                     del self._kept[key]
                 self._kept[kind, name] = (self.version, found)
+                _drop(self._kept, _MOST_KEPT)
             return found
 
 
@@ -213,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         """The page, its data, and the stream of changes."""
         at = urlsplit(self.path)
         asked = {name: values[-1] for name, values in parse_qs(at.query).items()}
-        if at.path == "/" and self.server.token and hmac.compare_digest(asked.get("token", ""), self.server.token):
+        if at.path == "/" and self.server.token and _same(asked.get("token", ""), self.server.token):
             self._enter()
         elif self._allowed():
             self._answer(at.path, lambda: self._get(at.path, asked))
@@ -294,11 +306,10 @@ class _Handler(BaseHTTPRequestHandler):
             following.watching(-1)
 
     def _allowed(self) -> bool:
-        named = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
         if self.server.token is None:
-            good = is_loopback(named)
+            good = is_loopback(_host(self.headers.get("Host", "")))
         else:
-            good = hmac.compare_digest(self._cookie(), self.server.token)
+            good = _same(self._cookie(), self.server.token)
         if not good:
             told = "open the address that `gyre view` printed"
             self._send(HTTPStatus.FORBIDDEN, told.encode(), "text/plain; charset=utf-8")
@@ -317,6 +328,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.SEE_OTHER, b"", "text/plain", {"Location": "/", "Set-Cookie": cookie})
 
     def _send(self, status: HTTPStatus, data: bytes, kind: str, more: dict[str, str] | None = None) -> None:
+        self.close_connection |= status >= HTTPStatus.BAD_REQUEST  # a body may be left unread
         self.send_response(status)
         headers = {"Content-Type": kind, "Content-Length": str(len(data)), **_HEADERS, **(more or {})}
         for name, value in headers.items():
@@ -326,6 +338,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal shows the address and waits."""
+
+
+def _drop(kept: dict[Any, Any], most: int) -> None:
+    """Forget the oldest entries, so that looking at a thousand executions does not keep a thousand."""
+    while len(kept) > most:
+        del kept[next(iter(kept))]
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+
+def _host(header: str) -> str:
+    """The host that a `Host` header names, without its port; empty for nonsense."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
 
 
 _HEADERS = {

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import gyre_data
 from gyre_data.errors import ConfigError
+from gyre_data.main import app
 from gyre_data.view.data import Kept, execution_model, run_figures, run_model
 from gyre_data.view.page import link, page
 from gyre_data.view.report import write_report
@@ -174,6 +176,7 @@ def test_the_server_answers_this_machine_only(server: ViewServer) -> None:
     assert b'data-source="served"' in body
     assert ask(server, "/api/run", Host="evil.example")[0] == 403
     assert ask(server, "/", Host="evil.example:80")[0] == 403
+    assert ask(server, "/", Host="[::1")[0] == 403
     assert ask(server, "/api/texts", {"ids": []}, Host="evil.example")[0] == 403
     assert ask(server, "/api/texts", {"ids": []}, Content_Type="text/plain")[0] == 400  # no form of a foreign page
     assert ask(server, "/nothing")[0] == 404
@@ -205,6 +208,7 @@ def test_other_machines_need_a_flag_and_a_token(run: gyre_data.Run) -> None:
         assert server.url.endswith("/?token=t0ken")
         assert ask(server, "/")[0] == 403
         assert ask(server, "/?token=wrong")[0] == 403
+        assert ask(server, "/?token=%C3%A9")[0] == 403
         assert ask(server, "/api/run", Cookie="gyre_view=wrong")[0] == 403
         status, headers, _ = ask(server, "/?token=t0ken")
         assert (status, headers["Location"]) == (303, "/")
@@ -223,6 +227,18 @@ def test_what_counts_as_this_machine(host: str, alone: bool) -> None:
 def test_a_port_that_is_taken_is_told(server: ViewServer, run: gyre_data.Run) -> None:
     with pytest.raises(ConfigError, match="another --port"):
         ViewServer(run, port=server.server_address[1])
+
+
+def test_the_command_writes_a_report_or_refuses(tmp_path: Path) -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["view", "sample", "0a7f", "-o", str(tmp_path / "r.html")])
+    assert done.exit_code == 0
+    assert re.search(r"r.html: 0\.\d MB, opens in any browser without network", done.output.replace("\n", " "))
+    refused = runner.invoke(app, ["view", "sample", "--host", "0.0.0.0", "--no-open"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "--remote" in str(refused.exception)
+    unwritable = runner.invoke(app, ["view", "sample", "-o", str(tmp_path / "none" / "r.html")])
+    assert "name another place" in str(unwritable.exception)
 
 
 def test_watchers_hear_of_new_rows(tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ let standing = null;
 function follow() {
   let busy = false;
   let again = false;
-  const more = async () => {
+  const more = async (version) => {
+    if (version === state.run.version) return;
     if (busy) {
       again = true;
       return;

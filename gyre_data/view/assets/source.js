@@ -118,10 +118,10 @@ class Served {
     return { problem: this.problem, texts: this.wordOf };
   }
 
-  /** Call `changed` whenever the run has more; `state` hears whether the server is there. */
+  /** Call `changed` with the version whenever the run has another; `state` hears whether the server is there. */
   follow(changed, state) {
     const events = new EventSource("/api/events");
-    events.onmessage = () => changed();
+    events.onmessage = (event) => changed(Number(event.data));
     events.onopen = () => state(true);
     events.onerror = () => state(false);
   }
