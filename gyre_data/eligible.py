@@ -149,7 +149,10 @@ def _settle(reason_C: Codes, found: Sequence[tuple[Reason, Bools]]) -> None:
 
 
 def _is(codes: Codes, *wanted: StrEnum) -> Bools:
-    return np.isin(codes, [code_of(one) for one in wanted])
+    hit = np.zeros(len(codes), np.bool_)
+    for one in wanted:  # a tenth of what np.isin takes on the few calls of one execution
+        hit |= codes == code_of(one)
+    return hit
 
 
 def _of_leaf(tree: Tree, values_N: npt.NDArray[Any]) -> npt.NDArray[Any]:

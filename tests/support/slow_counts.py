@@ -133,6 +133,7 @@ class _Execution:
             tokens, is_message = self.tokens(node_id), self.is_message(node_id)
             out.update(trajectory_tokens=tokens, expanded_tokens=times * tokens)
             out.update(trajectory_message_nodes=is_message, occurrences=is_message * times)
+            out.update(trajectory_nodes=1, node_occurrences=times)
         out["trajectory_lengths"] = sum(self.tokens(n) for path in paths for n in path)
         out.update(self.of_nodes(trainable))
         out.update(self.of_calls())
