@@ -260,6 +260,18 @@ def test_tokens_are_coloured_by_owner_logprob_version_role_and_gap(page: Any) ->
     assert text(page, "#tip").split()[:3] == ["token", "1", "of"]
 
 
+def test_two_branches_of_an_execution_are_compared(page: Any) -> None:
+    go_to(page, 11)
+    page.keyboard.press("d")
+    go_to(page, 12)
+    page.keyboard.press("d")
+    page.wait_for_selector("#talk .heads .card")
+    assert "15 messages in both" not in text(page, "#talk")
+    assert "messages in both, 0 only on the left, 2 only on the right" in " ".join(text(page, "#talk").split())
+    page.locator("#talk .same summary").click()
+    assert page.locator("#talk .same .brief").count() > 10
+
+
 def test_two_rollouts_of_a_task_are_compared(page: Any) -> None:
     page.keyboard.press("d")
     page.wait_for_selector("#live:has-text('is marked')")
