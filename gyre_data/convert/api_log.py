@@ -19,8 +19,8 @@ from gyre_data.schema import AgentRole, CallStatus
 
 from . import wire_anthropic, wire_responses
 from .calls import Line, Opening, Session, SourceCall, grown
-from .lines import Files, parse_time
-from .messages import Message, said_anything, text_of
+from .lines import Files, load_json, parse_time
+from .messages import Message, list_of, objects_of, said_anything, text_of
 from .streams import events_of, folded
 from .wire_chat import chat_message, chat_messages, split_opening
 
@@ -70,8 +70,8 @@ def _first_key(path: Path) -> str | None:
     with path.open("rb") as file:
         for line in file:
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
+                record = load_json(line)
+            except ValueError:
                 continue
             if isinstance(record, dict) and knows(record):
                 told = [record.get(name) for name in ("id", "request_id", "timestamp", "loggedAt", "logged_at")]
@@ -99,6 +99,7 @@ class _Log:
     session: Session
     _responses: dict[str, Line | Opening] = field(default_factory=dict)
     """Conversation after each response: a request may name the one that it goes on from."""
+    _ids: set[str | None] = field(default_factory=set)
 
     def calls(self, path: Path, files: Files) -> Iterator[SourceCall]:
         """The calls, in the order of the file."""
@@ -120,14 +121,18 @@ class _Log:
                 elif "_cctrace_stub" in body:
                     report.unknown("request that was folded away", pair)
                 else:
-                    yield self._call(f"{number}.{part}" if part else str(number), pair, body, wire)
+                    yield from self._call(f"{number}.{part}" if part else str(number), pair, body, wire)
 
-    def _call(self, number: str, record: Mapping[str, Any], body: Mapping[str, Any], wire: str) -> SourceCall:
+    def _call(self, number: str, record: Mapping[str, Any], body: Mapping[str, Any], wire: str) -> Iterator[SourceCall]:
         context, tools = self._context(body, wire)
         reply = _read(record.get("response"), wire)
         headers = _headers(record["request"].get("headers"))
         key = next((k for n in ("request_id", "id") if (k := text_of(record.get(n)))), "line")
         key = f"{key} {number}"
+        if reply.id is not None and reply.id in self._ids:  # the same pair once more
+            self.session.report.twice += 1
+            return
+        self._ids.add(reply.id)
         if reply.message is not None and reply.id:
             self._responses[reply.id] = Line(before=context, message=reply.message, said_by=key)
         begun, ended = _times(record)
@@ -138,7 +143,7 @@ class _Log:
         self.session.harness = self.session.harness or (agent.partition("/")[0] if agent else None)
         upstream = text_of(record.get("upstream_base_url")) or _origin(text_of(record["request"].get("url")))
         settings = {name: body[name] for name in _SETTINGS if body.get(name) is not None}
-        return SourceCall(
+        yield SourceCall(
             **_label(headers, body, wire, context),
             key=key,
             context=context,
@@ -166,12 +171,12 @@ class _Log:
             begin = wire_anthropic.opening(body)
             return grown(begin, wire_anthropic.conversation(body)), begin.tools
         if wire == "openai_chat":
-            begin, rest = split_opening(chat_messages(body.get("messages") or ()), body.get("tools"))
+            begin, rest = split_opening(chat_messages(body.get("messages")), body.get("tools"))
             return grown(begin, rest), begin.tools
         messages = wire_responses.conversation(body.get("input"))
         before = text_of(body.get("previous_response_id"))
         if before in self._responses:
-            return grown(self._responses[before], messages), tuple(body.get("tools") or ())
+            return grown(self._responses[before], messages), tuple(list_of(body.get("tools")))
         told = wire_responses.opening(body)
         leading = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
         begin = Opening(system=(*told.system, *messages[:leading]), tools=told.tools)
@@ -181,10 +186,7 @@ class _Log:
 def _pairs(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The pairs of a line: several for a socket that stayed open, where requests and responses follow one another."""
     request, response = record["request"], record.get("response")
-    sent, came = (
-        [e for e in (one.get("ws_events") if isinstance(one, Mapping) else None) or () if isinstance(e, Mapping)]
-        for one in (request, response)
-    )
+    sent, came = (objects_of(one.get("ws_events") if isinstance(one, Mapping) else None) for one in (request, response))
     bodies = [event for event in sent if event.get("type") == "response.create"]
     groups: list[list[Any]] = []
     for event in came:
@@ -252,13 +254,13 @@ def _told(body: Mapping[str, Any], wire: str) -> _Reply:
         reply.message = wire_anthropic.assistant(wire_anthropic.blocks_of(body.get("content")))
         reply.stop = text_of(body.get("stop_reason")) or None
     elif wire == "openai_chat":
-        choices = [choice for choice in body.get("choices") or () if isinstance(choice, Mapping)]
+        choices = objects_of(body.get("choices"))
         first = choices[0] if choices else {}
         if isinstance(said := first.get("message"), Mapping):
             reply.message = chat_message({**said, "role": "assistant"}, ("function_call", "annotations", "audio"))
         reply.stop = text_of(first.get("finish_reason")) or None
     else:
-        items = [item for item in body.get("output") or () if isinstance(item, Mapping)]
+        items = objects_of(body.get("output"))
         reply.message = wire_responses.turn(items) if items else None
         details = body.get("incomplete_details")
         reply.stop = text_of(details.get("reason")) if isinstance(details, Mapping) else text_of(body.get("status"))
@@ -289,8 +291,8 @@ def _body(response: Mapping[str, Any]) -> tuple[Any, bool]:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return load_json(text.encode())
+    except ValueError:
         return text
 
 

@@ -16,7 +16,7 @@ from gyre_data.schema import AgentRole
 
 from .calls import Line, Opening, Session, SourceCall, SourceFile
 from .lines import Files, parse_time
-from .messages import Message, join_lines, message, text_of, tool_call
+from .messages import Message, join_lines, list_of, message, objects_of, text_of, tool_call
 
 __all__ = ["FORMAT", "VERSION", "belongs", "knows", "sessions"]
 
@@ -94,11 +94,10 @@ def _calls(session: Session, path: Path, told: Mapping[str, Any], files: Files) 
 def _embedded(told: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Trajectories inside one, by each name that a reference may have."""
     found: dict[str, Mapping[str, Any]] = {}
-    for one in told.get("subagent_trajectories") or ():
-        if isinstance(one, Mapping):
-            for name in ("trajectory_id", "session_id"):
-                if text_of(one.get(name)):
-                    found.setdefault(one[name], one)
+    for one in objects_of(told.get("subagent_trajectories")):
+        for name in ("trajectory_id", "session_id"):
+            if text_of(one.get(name)):
+                found.setdefault(one[name], one)
     return found
 
 
@@ -126,8 +125,8 @@ def _steps(session: Session, one: _Agent, prefix: str) -> Iterator[SourceCall]:
     """The calls of one trajectory."""
     agent = one.told.get("agent")
     agent = agent if isinstance(agent, Mapping) else {}
-    tools = tuple(agent.get("tool_definitions") or ())
-    steps = [step for step in one.told.get("steps") or () if isinstance(step, Mapping)]
+    tools = tuple(list_of(agent.get("tool_definitions")))
+    steps = objects_of(one.told.get("steps"))
     leading = next(
         (i for i, step in enumerate(steps) if step.get("source") != "system" or step.get("observation")), len(steps)
     )
@@ -211,7 +210,7 @@ def _usage(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _message(role: str, step: Mapping[str, Any]) -> Message:
     texts, left = _content(step.get("message"))
-    calls = [call for call in step.get("tool_calls") or () if isinstance(call, Mapping)]
+    calls = objects_of(step.get("tool_calls"))
     fields = {name: value for name, value in step.items() if name not in _KNOWN_STEP and value is not None}
     return message(
         role,
@@ -226,13 +225,12 @@ def _message(role: str, step: Mapping[str, Any]) -> Message:
 def _results(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     observation = step.get("observation")
     found = observation.get("results") if isinstance(observation, Mapping) else None
-    return [one for one in found or () if isinstance(one, Mapping)]
+    return objects_of(found)
 
 
 def _refs(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     found = result.get("subagent_trajectory_ref")
-    many = [found] if isinstance(found, Mapping) else found or ()
-    return [one for one in many if isinstance(one, Mapping)]
+    return [found] if isinstance(found, Mapping) else objects_of(found)
 
 
 def _result(result: Mapping[str, Any], source: str) -> Message:

@@ -86,6 +86,7 @@ class TreeBuilder:
         self._calls: list[Call] = []
         self._deliveries: list[Delivery] = []
         self._times: set[datetime] = set()
+        self._free: dict[datetime, datetime] = {}
         self._last = _EPOCH
         self._tools: tuple[tuple[Any, ...], str | None, str | None] = ((), None, None)
 
@@ -184,10 +185,12 @@ class TreeBuilder:
 
     def _moment(self, told: datetime | None, at: datetime | None) -> datetime:
         """A time of its own for each call, so that their order is the source's."""
-        moment = told or max(at or _EPOCH, self._last)
+        asked = told or max(at or _EPOCH, self._last)
+        moment = max(asked, self._free.get(asked, asked))
         while moment in self._times:
             moment += _TICK
         self._times.add(moment)
+        self._free[asked] = moment + _TICK  # thousands of calls may be of one instant
         self._last = max(self._last, moment)
         return moment
 

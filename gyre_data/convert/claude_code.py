@@ -16,7 +16,7 @@ from gyre_data.schema import AgentRole, BranchReason, CallStatus
 
 from .calls import Report, Session, SourceCall
 from .claude_code_tree import Conversations, Group, Record
-from .lines import Files, parse_time
+from .lines import Files, load_json, parse_time
 from .messages import text_of
 from .wire_anthropic import assistant, blocks_of, spoken
 
@@ -36,7 +36,8 @@ _INTERRUPTED = "[Request interrupted by user]"
 
 def knows(record: Mapping[str, Any]) -> bool:
     """Whether a line is of this format."""
-    if record.get("type") not in _TYPES and record.get("type") not in _BESIDE:
+    kind = text_of(record.get("type"))
+    if kind not in _TYPES and kind not in _BESIDE:
         return False
     return any(name in record for name in ("parentUuid", "sessionId", "leafUuid", "messageId"))
 
@@ -83,8 +84,8 @@ def _first_id(path: Path) -> str | None:
         with path.open("rb") as file:
             for line in file:
                 try:
-                    record = json.loads(line)
-                except (ValueError, RecursionError):
+                    record = load_json(line)
+                except ValueError:
                     continue
                 if isinstance(record, dict) and isinstance(record.get("sessionId"), str):
                     return str(record["sessionId"])
@@ -102,6 +103,8 @@ class _Reader:
         self._tree = Conversations()
         self._records = self._tree.records
         self._groups: dict[tuple[str | None, str], Group] = {}
+        self._requests: dict[tuple[str | None, str], str] = {}
+        """Key by agent and request: the lines of one request are one reply, whatever else they say."""
         self._firsts: dict[str, Group] = {}
         """By key: a reply that several files of the session hold is a call of the first."""
         self._of_tool: dict[tuple[str | None, str], Group] = {}
@@ -149,12 +152,12 @@ class _Reader:
     def _read(self, path: Path) -> None:
         agent = _meta(path, self._agents)
         for _, record in self._files.records(path, self._report, self._session.files):
-            kind = record.get("type")
-            self._report.records[text_of(kind) or "without a kind"] += 1
+            kind = text_of(record.get("type"))
+            self._report.records[kind or "without a kind"] += 1
             self._session.harness_version = text_of(record.get("version")) or self._session.harness_version
             if kind in _BESIDE:
-                self._report.beside[str(kind)] += 1
-            elif kind not in ("user", "assistant", "system", "attachment") or "uuid" not in record:
+                self._report.beside[kind] += 1
+            elif kind not in ("user", "assistant", "system", "attachment") or not text_of(record.get("uuid")):
                 self._report.unknown(kind, record)
             elif record["uuid"] in self._records:
                 self._report.twice += 1
@@ -166,8 +169,8 @@ class _Reader:
         if told.get("isSidechain") and agent is None:
             agent = "sidechain"  # of an older client: in the session's own file, unnamed
         record = Record(
-            uuid=str(told["uuid"]),
-            parent=told.get("parentUuid"),
+            uuid=told["uuid"],
+            parent=text_of(told.get("parentUuid")) or None,
             order=self._order,
             agent=agent if told.get("isSidechain") else None,
             at=parse_time(told.get("timestamp")),
@@ -185,7 +188,9 @@ class _Reader:
         if told.get("isApiErrorMessage"):
             record.failure = {"error": spoken("user", blocks_of(body.get("content")))[-1]["content"]}
             return
-        key = text_of(body.get("id")) or record.uuid
+        request = text_of(told.get("requestId"))
+        key = text_of(body.get("id")) or request or record.uuid
+        key = self._requests.setdefault((record.agent, request), key) if request else key
         group = self._groups.get((record.agent, key))
         if group is None:
             group = self._groups[record.agent, key] = Group(
@@ -202,7 +207,7 @@ class _Reader:
             if isinstance(block, Mapping) and block.get("type") == "tool_use":
                 self._of_tool[record.agent, text_of(block.get("id"))] = group
         group.last_at = record.at or group.last_at
-        group.request_id = text_of(told.get("requestId")) or group.request_id
+        group.request_id = request or group.request_id
         group.version = text_of(told.get("version")) or group.version
         if body.get("stop_reason") or not group.told.get("stop_reason"):
             group.told = {name: body.get(name) for name in ("model", "usage", "stop_reason")}
@@ -258,7 +263,11 @@ class _Reader:
         prompt = record.messages[-1]["content"] if record.messages else None
         for group in self._groups.values():
             for block in (block for _, blocks in group.blocks for block in blocks):
-                if not isinstance(block, Mapping) or block.get("type") != "tool_use" or block.get("id") in taken:
+                if (
+                    not isinstance(block, Mapping)
+                    or block.get("type") != "tool_use"
+                    or text_of(block.get("id")) in taken
+                ):
                     continue
                 given = block.get("input")
                 if group.agent is None and isinstance(given, Mapping) and prompt and given.get("prompt") == prompt:
@@ -347,7 +356,7 @@ def _meta(path: Path, agents: dict[str, dict[str, str | None]]) -> str | None:
         return None
     agent = path.stem.removeprefix("agent-")
     try:
-        told = json.loads(path.with_suffix(".meta.json").read_bytes())
+        told = load_json(path.with_suffix(".meta.json").read_bytes())
     except (OSError, ValueError):
         return agent
     if isinstance(told, dict) and isinstance(told.get("toolUseId"), str):

@@ -147,7 +147,7 @@ class Conversations:
         named, segment = boundary.get("preservedMessages"), boundary.get("preservedSegment")
         uuids = named.get("uuids") if isinstance(named, Mapping) else None
         if isinstance(uuids, list):
-            return [self.records[uuid] for uuid in uuids if uuid in self.records]
+            return [self.records[uuid] for one in uuids if (uuid := text_of(one)) in self.records]
         kept: list[Record] = []
         head = segment.get("headUuid") if isinstance(segment, Mapping) else None
         at = self.records.get(text_of(segment.get("tailUuid"))) if isinstance(segment, Mapping) else None

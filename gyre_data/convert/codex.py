@@ -6,7 +6,6 @@ what follows begins with the history that the client put in its place. A sub-age
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +15,7 @@ from typing import Any
 from gyre_data.schema import AgentRole, BranchReason
 
 from .calls import Line, Opening, Session, SourceCall, grown
-from .lines import Files, parse_time
+from .lines import Files, load_json, parse_time
 from .messages import Message, message, text_of
 from .wire_responses import conversation, is_model, item_message, turn
 
@@ -70,8 +69,8 @@ def _calls(session: Session, path: Path, files: Files, owners: dict[str, str]) -
 def _meta(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
-            told = json.loads(file.readline())
-    except (OSError, ValueError, RecursionError):
+            told = load_json(file.readline())
+    except (OSError, ValueError):
         return {}
     payload = told.get("payload") if isinstance(told, dict) and told.get("type") == "session_meta" else None
     return payload if isinstance(payload, dict) else {}
@@ -217,8 +216,8 @@ class _Thread:
     def _note_started(self, item: Mapping[str, Any]) -> None:
         """The output of the call that starts an agent names its thread."""
         try:
-            told = json.loads(text_of(item.get("output")))
-        except (ValueError, RecursionError):
+            told = load_json(text_of(item.get("output")).encode())
+        except ValueError:
             return
         if isinstance(told, dict) and isinstance(told.get("agent_id"), str):
             self.started[told["agent_id"]] = text_of(item.get("call_id"))

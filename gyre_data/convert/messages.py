@@ -18,8 +18,10 @@ __all__ = [
     "canonical",
     "identity",
     "join_lines",
+    "list_of",
     "message",
     "message_json",
+    "objects_of",
     "said_anything",
     "text_of",
     "tool_call",
@@ -87,6 +89,16 @@ def arguments_of(value: Any) -> Any:
 def text_of(value: Any) -> str:
     """Text in a place where text is usual; everything else gives none."""
     return value if isinstance(value, str) else ""
+
+
+def list_of(value: Any) -> list[Any]:
+    """A list in a place where one is usual; everything else gives none."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def objects_of(value: Any) -> list[Mapping[str, Any]]:
+    """The objects of a list."""
+    return [one for one in list_of(value) if isinstance(one, Mapping)]
 
 
 def join_lines(texts: Iterable[str]) -> str:

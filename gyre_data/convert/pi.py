@@ -16,7 +16,7 @@ from gyre_data.schema import BranchReason, CallStatus
 
 from .calls import Line, Opening, Report, Session, SourceCall
 from .lines import Files, parse_time
-from .messages import Message, join_lines, message, text_of, tool_call
+from .messages import Message, join_lines, list_of, message, text_of, tool_call
 
 __all__ = ["FORMAT", "VERSION", "belongs", "knows", "sessions"]
 
@@ -199,7 +199,7 @@ class _Reader:
 def _spoken(body: Mapping[str, Any]) -> Message | None:
     """A message of the client; None for one that the model is not given."""
     role, content = text_of(body.get("role")), body.get("content")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content)
     texts = [
         text_of(block.get("text")) for block in blocks if isinstance(block, Mapping) and block.get("type") == "text"
     ]
@@ -252,7 +252,7 @@ def _usage(wire: str, told: Any) -> dict[str, Any] | None:
         told.get(name) for name in ("input", "output", "cacheRead", "cacheWrite")
     ):
         return None
-    given, output, read, written = (int(told.get(name) or 0) for name in ("input", "output", "cacheRead", "cacheWrite"))
+    given, output, read, written = (_count(told.get(name)) for name in ("input", "output", "cacheRead", "cacheWrite"))
     if wire == "anthropic":
         used: dict[str, Any] = {"input_tokens": given, "output_tokens": output}
         used |= {"cache_read_input_tokens": read, "cache_creation_input_tokens": written}
@@ -264,3 +264,7 @@ def _usage(wire: str, told: Any) -> dict[str, Any] | None:
             f"{name}_tokens_details": {"cached_tokens": read},
         }
     return {**used, "pi": dict(told)}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .messages import text_of
+from .lines import load_json
+from .messages import objects_of, text_of
 
 __all__ = ["events_of", "folded"]
 
@@ -20,8 +20,8 @@ def events_of(text: str) -> list[Any]:
     for block in text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n"):
         data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
         try:
-            found.append(json.loads(data))
-        except (ValueError, RecursionError):  # [DONE], a comment, a cut end
+            found.append(load_json(data.encode()))
+        except ValueError:  # [DONE], a comment, a cut end
             continue
     return found
 
@@ -58,14 +58,14 @@ def _chat(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], bool]:
     finish = None
     for event in events:
         body |= {name: event[name] for name in ("id", "model", "usage", "error") if event.get(name)}
-        for choice in event.get("choices") or ():
-            if not isinstance(choice, Mapping) or choice.get("index", 0) != 0:
+        for choice in objects_of(event.get("choices")):
+            if choice.get("index", 0) != 0:
                 continue
             finish = choice.get("finish_reason") or finish
             delta = choice.get("delta")
             for name, value in (delta if isinstance(delta, Mapping) else {}).items():
                 if name == "tool_calls":
-                    for piece in value or ():
+                    for piece in objects_of(value):
                         _grow_call(calls, piece)
                 elif isinstance(value, str) and name != "role":
                     said[name] = text_of(said.get(name)) + value
@@ -74,9 +74,7 @@ def _chat(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], bool]:
     return {**body, "choices": [{"message": said, "finish_reason": finish}]}, finish is not None
 
 
-def _grow_call(calls: dict[int, dict[str, Any]], piece: Any) -> None:
-    if not isinstance(piece, Mapping):
-        return
+def _grow_call(calls: dict[int, dict[str, Any]], piece: Mapping[str, Any]) -> None:
     call = calls.setdefault(
         piece.get("index", len(calls)), {"type": "function", "function": {"name": "", "arguments": ""}}
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from .calls import Line, Opening, Session, SourceCall, SourceFile
 from .lines import Files, parse_time
-from .messages import Message, identity, message, text_of
+from .messages import Message, identity, message, objects_of, text_of
 from .wire_chat import chat_message, split_opening
 
 __all__ = ["FORMAT", "VERSION", "belongs", "knows", "sessions"]
@@ -67,7 +67,7 @@ def sessions(path: Path, files: Files, owners: dict[str, str]) -> Iterator[Sessi
 
 def _mini(session: Session, told: Mapping[str, Any]) -> Iterator[SourceCall]:
     """Times and usage are in the response that each reply keeps."""
-    sent = [one for one in told.get("messages") or () if isinstance(one, Mapping)]
+    sent = objects_of(told.get("messages"))
     line, rest, asked_at = _begin(sent)
     for number, one in rest:
         extra = one.get("extra")
@@ -110,8 +110,8 @@ def _mini(session: Session, told: Mapping[str, Any]) -> Iterator[SourceCall]:
 
 def _swe(session: Session, told: Mapping[str, Any]) -> Iterator[SourceCall]:
     """The replies in `history`; what was sent for each, if the step holds it, else what stands before it."""
-    sent = [one for one in told.get("history") or () if isinstance(one, Mapping)]
-    steps = [one for one in told.get("trajectory") or () if isinstance(one, Mapping)]
+    sent = objects_of(told.get("history"))
+    steps = objects_of(told.get("trajectory"))
     line, rest, _ = _begin(sent)
     queries = [step.get("query") for step in steps]
     replies = sum(_is_reply(one) for _, one in rest)

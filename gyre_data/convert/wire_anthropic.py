@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .calls import Opening
-from .messages import Message, join_lines, message, text_of, tool_call
+from .messages import Message, join_lines, list_of, message, objects_of, text_of, tool_call
 
 __all__ = ["assistant", "blocks_of", "conversation", "opening", "spoken"]
 
@@ -57,7 +57,7 @@ def spoken(role: str, blocks: Sequence[Any]) -> list[Message]:
 def opening(body: Mapping[str, Any]) -> Opening:
     """System text and tools of a request; deferred tools come and go without changing what was said."""
     system = [block for block in blocks_of(body.get("system")) if not _text(block).startswith(_BILLING)]
-    tools = blocks_of(body.get("tools") or ())
+    tools = blocks_of(list_of(body.get("tools")))
     shown = tuple(tool for tool in tools if not (isinstance(tool, Mapping) and tool.get("defer_loading")))
     return Opening(system=(_plain("system", system),) if system else (), tools=shown)
 
@@ -65,10 +65,9 @@ def opening(body: Mapping[str, Any]) -> Opening:
 def conversation(body: Mapping[str, Any]) -> list[Message]:
     """The messages of a request."""
     found: list[Message] = []
-    for one in body.get("messages") or ():
-        if isinstance(one, Mapping):
-            role, blocks = text_of(one.get("role")) or "user", blocks_of(one.get("content"))
-            found += [assistant(blocks)] if role == "assistant" else spoken(role, blocks)
+    for one in objects_of(body.get("messages")):
+        role, blocks = text_of(one.get("role")) or "user", blocks_of(one.get("content"))
+        found += [assistant(blocks)] if role == "assistant" else spoken(role, blocks)
     return found
 
 

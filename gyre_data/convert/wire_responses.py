@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .calls import Opening
-from .messages import Message, join_lines, message, text_of, tool_call
+from .messages import Message, join_lines, list_of, message, text_of, tool_call
 
 __all__ = ["conversation", "is_model", "item_message", "opening", "turn"]
 
@@ -18,13 +18,13 @@ _MARKS = ("id", "status", "cache_control", "metadata", "internal_chat_message_me
 def opening(body: Mapping[str, Any]) -> Opening:
     """Instructions and tools of a request."""
     told = text_of(body.get("instructions"))
-    tools = tuple(body.get("tools") or ())
+    tools = tuple(list_of(body.get("tools")))
     return Opening(system=(message("system", told),) if told else (), tools=tools)
 
 
 def conversation(given: Any) -> list[Message]:
     """The messages of an input; neighbouring items of the model are one turn."""
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given or ()
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of(given)
     found: list[Message] = []
     run: list[Mapping[str, Any]] = []
     for item in items:
