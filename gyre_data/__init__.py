@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from .admission import admit as admit
+    from .convert.exporting import export as export
     from .convert.importing import import_sessions as import_sessions
     from .diff import diff_paths as diff_paths
     from .errors import GyreError as GyreError
@@ -42,6 +43,7 @@ _EXPORTS: dict[str, str] = {
     "diff_paths": "diff",
     "explain_execution": "explain",
     "explain_run": "explain",
+    "export": "convert.exporting",
     "find_run": "store",
     "import_sessions": "convert.importing",
     "list_executions": "listing",

@@ -115,6 +115,7 @@ class _Settings:
     count: Count
     need_score: bool
     need_logprobs: bool
+    need_ids: bool
     include_running: bool
     allow: frozenset[Reason]
     only: frozenset[str] | None
@@ -143,6 +144,7 @@ def admit(
     scale: Literal["std", "none"] = "std",
     need_score: bool = True,
     need_logprobs: bool | None = None,
+    need_ids: bool = True,
     include_running: bool = False,
     drop_zero_variance: bool = False,
     allow: Iterable[Reason | str] = (),
@@ -151,7 +153,8 @@ def admit(
     """Admit the executions of one or more runs.
 
     `need_score=False` is SFT: no score, group or (unless `need_logprobs=True`) behaviour log-prob is asked for, and
-    advantages are None. `include_running` takes executions that have not ended. `allow` takes in calls sampled with
+    advantages are None. `need_ids=False` takes replies of which only the text is known, too: what may be exported as
+    text for SFT. `include_running` takes executions that have not ended. `allow` takes in calls sampled with
     settings that are otherwise refused (greedy, top_p, top_k, constrained). `only` looks at these executions alone.
     """
     every: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
@@ -161,6 +164,7 @@ def admit(
         **_checked(j_max, role_order, count, scale),
         need_score=need_score,
         need_logprobs=need_score if need_logprobs is None else need_logprobs,
+        need_ids=need_ids,
         include_running=include_running,
         allow=frozenset(Reason(name) for name in allow),
         only=None if only is None else frozenset(only),
@@ -213,7 +217,9 @@ def _judge_run(
             continue
         try:
             tree = forest.tree(info.execution_id)
-            found = eligibility(tree, need_logprobs=settings.need_logprobs, allow=settings.allow)
+            found = eligibility(
+                tree, need_logprobs=settings.need_logprobs, need_ids=settings.need_ids, allow=settings.allow
+            )
         except DataError as error:  # one damaged execution says nothing about the others
             excluded.append(_whole(info, Reason.INCONSISTENT, str(error)))
             continue

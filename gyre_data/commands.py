@@ -1,4 +1,4 @@
-"""`gyre ls`, `gyre verify` and `gyre export`: a few lines each over `listing`, `verify` and `export`."""
+"""`gyre ls` and `gyre verify`: a few lines each over `listing` and `verify`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import typer
 
 from .checks import ProblemKind
 from .errors import ConfigError
-from .export import Exported, export_run
 from .listing import list_executions, list_runs
 from .salvage import plan_salvage
 from .salvage import salvage as salvage_run
@@ -24,7 +23,7 @@ from .store import find_run, open
 from .verify import Report
 from .verify import verify as verify_run
 
-__all__ = ["export", "ls", "verify"]
+__all__ = ["ls", "verify"]
 
 _DAMAGE = (ProblemKind.CORRUPT, ProblemKind.MISSING)
 _MAX_SHOWN = 20  # problems of one kind on a screen; --json has them all
@@ -93,33 +92,3 @@ def _show(report: Report) -> None:
     typer.echo(f"{report.path}: {verdict}; manifest {report.manifest}; rows: {rows}")
     if any(problem.kind in _DAMAGE for problem in report.problems):
         typer.echo(f"what can be saved: gyre verify {report.path} --salvage")
-
-
-def export(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    out: Annotated[Path, typer.Argument(help="New folder for the copy.")],
-    redact: Annotated[bool, typer.Option(help="Take secrets out of the copy.")] = True,
-    pattern: Annotated[list[str] | None, typer.Option(help="Regular expression of another secret; may repeat.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Copy a run to a folder that may be given away: secrets are taken out, with the token ids that would tell them.
-
-    Known forms are found (keys with a prefix, PEM blocks, Authorization headers, passwords in URLs and environment
-    files); for others give --pattern. What was sampled after a redacted message is not trained from the copy.
-    """
-    done = export_run(open(find_run(run)), out, redact=redact, patterns=pattern or ())
-    if as_json:
-        typer.echo(json.dumps({**asdict(done), "path": str(done.path)}, indent=1))
-    else:
-        typer.echo(_export_line(done, redact))
-
-
-def _export_line(done: Exported, redact: bool) -> str:
-    calls, nodes = done.num_rows.get("calls", 0), done.num_rows.get("nodes", 0)
-    head = f"{done.path}: {calls:,} calls, {nodes:,} nodes"
-    if not redact:
-        return f"{head}; secrets were left in it"
-    if not done.secrets:
-        return f"{head}; no secret of a known form found, others need --pattern"
-    found = ", ".join(f"{kind} {count}" for kind, count in sorted(done.secrets.items()))
-    return f"{head}; taken out: {found} ({done.num_nodes_redacted:,} nodes lost their token ids)"

@@ -107,11 +107,14 @@ class Candidate:
         return AgentRole(members(AgentRole)[int(self.tree.facts.codes("agent_role", AgentRole)[self.number])])
 
 
-def eligibility(tree: Tree, *, need_logprobs: bool = True, allow: frozenset[Reason] = frozenset()) -> Eligibility:
+def eligibility(
+    tree: Tree, *, need_logprobs: bool = True, need_ids: bool = True, allow: frozenset[Reason] = frozenset()
+) -> Eligibility:
     """Judge every call of the tree.
 
     `need_logprobs=False` is for objectives that use no behaviour policy (SFT): log-probs and sampling settings are not
-    asked for. `allow` names sampling reasons (greedy, top_p, top_k, constrained) that the user takes in knowingly.
+    asked for. `need_ids=False`, which asks for no log-probs either, is for text that another model will tokenise.
+    `allow` names sampling reasons (greedy, top_p, top_k, constrained) that the user takes in knowingly.
     """
     reason_C = np.full(len(tree.calls), -1, np.int8)
     leaf_C = tree.output_C
@@ -121,8 +124,9 @@ def eligibility(tree: Tree, *, need_logprobs: bool = True, allow: frozenset[Reas
     eligible_N[leaf_C[eligible]] = True
     call_of_N = np.full(len(tree), -1, np.int64)
     call_of_N[leaf_C[eligible[::-1]]] = eligible[::-1]  # of equal places the last one stays: the first call
-    _settle(reason_C, _without_ids(tree))
-    if need_logprobs:
+    if need_ids:
+        _settle(reason_C, _without_ids(tree))
+    if need_ids and need_logprobs:
         _settle(reason_C, _not_trainable(tree, reason_C, allow))
     trainable_N[leaf_C[reason_C < 0]] = True
     return Eligibility(

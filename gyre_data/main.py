@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "query": ("gyre_data.show.query_command", "query", "Ask runs anything by SQL."),
     "verify": ("gyre_data.commands", "verify", "Check a run's bytes and its token alignment."),
     "import": ("gyre_data.convert.commands", "import_", "Import sessions that other tools recorded."),
-    "export": ("gyre_data.commands", "export", "Copy a run without its secrets, to give it away."),
+    "export": ("gyre_data.convert.export_command", "export", "Write a run for other tools, without its secrets."),
     "score": ("gyre_data.show.score_command", "score", "Append an evaluator's verdict to an execution."),
     "compact": ("gyre_data.folder_commands", "compact", "Rewrite a run as few large files, maybe compressed."),
     "merge": ("gyre_data.folder_commands", "merge", "Make one new run of several."),

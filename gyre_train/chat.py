@@ -1,9 +1,9 @@
 """Chat files for SFT: each line one conversation, rendered with the model's own template into a small tree.
 
-A line is {"messages": [...], "tools": [...]}. For every assistant turn the messages before it are rendered with the
-generation prompt, as they would be for inference, and the messages up to it without; what the second adds, up to the
-stop token, is the trained turn. Where a template rewrites earlier turns (drops thoughts, say), the turn after that
-starts a branch, so that every turn is trained after exactly the prompt it would see.
+A line is {"messages": [...], "tools": [...]}. For every assistant turn (one with "weight": 0 is context) the messages
+before it are rendered with the generation prompt, as they would be for inference, and the messages up to it without;
+what the second adds, up to the stop token, is the trained turn. Where a template rewrites earlier turns (drops
+thoughts, say), the turn after that starts a branch: every turn is trained after exactly the prompt that it would see.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_chat(path: str | Path, seen: dict[str, int] | None = None) -> Iterator[
             raise DataError(
                 f'{where}: wanted a JSON object with a list "messages", got {type(error).__name__} {error}; fix it'
             ) from None
-        if not any(message.get("role") == "assistant" for message in messages):
+        if not any(map(_trained, messages)):
             raise DataError(f"{where}: wanted an assistant message to train on, got none; remove the line")
         digest = hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:12]
         seen[digest] = seen.get(digest, 0) + 1
@@ -65,6 +65,11 @@ def read_chat(path: str | Path, seen: dict[str, int] | None = None) -> Iterator[
         yield Conversation(
             execution_id=name, messages=messages, tools=tuple(tools) if tools else None, where=where
         )  # fmt: skip
+
+
+def _trained(message: Mapping[str, Any]) -> bool:
+    """A turn of weight 0 is context, as in OpenAI's fine-tuning files."""
+    return message.get("role") == "assistant" and message.get("weight") != 0
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +123,7 @@ def chat_tree(conversation: Conversation, tokenizer: Any, stop_ids: Sequence[int
     """Return the conversation's tree with every assistant turn owned once, at temperature 1."""
     draft = _Draft(texts=[], parents=[], ids=[], owned=[])
     for index, message in enumerate(conversation.messages):
-        if message.get("role") == "assistant":
+        if _trained(message):
             _add_turn(draft, conversation, index, tokenizer, stop_ids)
     parent_N = np.array(draft.parents, dtype=np.int32)
     free = set(draft.owned)

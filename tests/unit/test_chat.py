@@ -102,3 +102,20 @@ def test_a_missing_file_or_template_says_what_to_do(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match=r"add chat_template\.jinja"):
         read_tokenizer(folder)
+
+
+def test_a_turn_of_weight_0_is_context(tokenizer: Any, tmp_path: Path) -> None:
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "weight": 0},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    (one,) = read_chat(tmp_path / "c.jsonl")
+    ((prompt, turn),) = turns(tokenizer, chat_tree(one, tokenizer, [tokenizer.eos_token_id], 0))
+    assert "b" in prompt
+    assert turn.startswith("d")
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": said[:3]}) + "\n")
+    with pytest.raises(DataError, match="assistant message"):
+        list(read_chat(tmp_path / "c.jsonl"))

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from gyre_data.admission import admit
 from gyre_data.arrays import from_table
 from gyre_data.errors import ConfigError
-from gyre_data.export import export_run
 from gyre_data.main import app
 from gyre_data.redact import PATTERNS, Redactor
+from gyre_data.run_copy import export_run
 from gyre_data.schema import DeliveryState
 from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
@@ -164,9 +164,9 @@ def test_what_was_sampled_after_a_redacted_message_is_not_trained(run, tmp_path)
 
 
 def test_the_command_redacts_unless_told_otherwise(run, tmp_path):
-    result = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "a")])
+    result = CliRunner().invoke(app, ["export", str(run), "-o", str(tmp_path / "a")])
     assert "taken out: github_token" in result.stdout
-    result = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "b"), "--no-redact"])
+    result = CliRunner().invoke(app, ["export", str(run), "-o", str(tmp_path / "b"), "--no-redact"])
     assert "secrets were left in it" in result.stdout
     assert export_run(open_run(run), tmp_path / "c", redact=False).secrets == {}
     for name in ("nodes", "calls", "top_logprobs"):

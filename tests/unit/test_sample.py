@@ -43,7 +43,7 @@ def test_nothing_is_written_into_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.json says read_only; copy the folder"):
         gd.RunWriter(SAMPLE)
     assert {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")} == before
-    done = runner.invoke(app, ["export", "sample", str(tmp_path / "copy")])
+    done = runner.invoke(app, ["export", "sample", "-o", str(tmp_path / "copy")])
     assert done.exit_code == 0, done.output
     with gd.RunWriter(tmp_path / "copy"):
         pass

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,16 @@ _NOT_TOLD = ("pid", "endpoints", "read_only")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """What an export wrote and took out."""
+    """What an export wrote, took out and left out."""
 
     path: Path
+    format: str = "run"
     num_rows: dict[str, int]
     secrets: dict[str, int]
-    """Kind -> number of distinct places."""
+    """Kind -> number of places."""
     num_nodes_redacted: int
+    left_out: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What is not in it: level (executions, calls, trajectories, tokens, blocks, ...) -> reason -> how many."""
 
 
 def export_run(run: Run, out: str | Path, *, redact: bool = True, patterns: Iterable[str] = ()) -> Exported:
@@ -173,13 +176,13 @@ class _Cleaner:
     def _plain(self, row: Any) -> Any:
         """The row without secrets in its own texts (an error, a command, an evaluator's detail)."""
         changed: dict[str, str] = {}
-        for field in fields(row):
-            value = getattr(row, field.name)
+        for column in fields(row):
+            value = getattr(row, column.name)
             if type(value) is not str:
                 continue
             clean, kinds = self._in_text(value)
             if kinds:
-                changed[field.name] = clean
+                changed[column.name] = clean
                 self.secrets.update(kinds)
         return replace(row, **changed) if changed else row
 

@@ -1,0 +1,191 @@
+"""What every exporter needs: the executions that were asked for, their admission, clean texts, and what to tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from secrets import token_hex
+from typing import IO, Any
+
+from gyre_data.admission import Admission, AdmittedExecution, admit
+from gyre_data.errors import ConfigError
+from gyre_data.execution import Execution, ExecutionInfo, executions
+from gyre_data.path import PathMessage
+from gyre_data.query import sql
+from gyre_data.reader import Run
+from gyre_data.reasons import REASONS
+from gyre_data.redact import Redactor
+from gyre_data.schema import AgentRole
+from gyre_data.segment import fsync_folder
+from gyre_data.tree import Forest, Tree
+
+__all__ = ["Job", "json_line", "new_file", "select"]
+
+
+def select(
+    run: Run, where: str | None, *, j_max: int | None, evaluators: Mapping[str, float] | None
+) -> frozenset[str] | None:
+    """Ids of the executions for which `where` holds; None where all are wanted.
+
+    `where` is a condition of SQL over the view `executions`, to which `admitted`, `reason`, `reward` and `advantage` of
+    the view `admission` are joined when it names one of them.
+    """
+    if where is None:
+        return None
+    wanted = [name for name in ("admitted", "reason", "reward", "advantage") if name in where]
+    table = "executions"
+    if wanted:
+        columns = ", ".join(f"a.{name}" for name in wanted)
+        table = f"(select e.*, {columns} from executions e left join admission a using (execution_id))"
+    found = sql(run, f"select execution_id from {table} where ({where})", j_max=j_max, evaluators=evaluators)
+    return frozenset(found.arrow().column(0).to_pylist())
+
+
+class Job:
+    """One export under way. Exporters add what they wrote and left out to its counters."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        only: frozenset[str] | None,
+        j_max: int | None,
+        roles: Sequence[AgentRole | str],
+        evaluators: Mapping[str, float] | None,
+        redactor: Redactor | None,
+    ) -> None:
+        self.run, self.only = run, only
+        self._admission: dict[str, Any] = {"j_max": j_max, "role_order": roles, "evaluators": evaluators}
+        self._redactor = redactor
+        self._has_secret: dict[str, bool] = {}
+        self.num_rows: Counter[str] = Counter()
+        self.left_out: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.secrets: Counter[str] = Counter()
+
+    # ------------------------------------------------------------------ what is exported
+
+    @cached_property
+    def infos(self) -> dict[str, ExecutionInfo]:
+        """The executions that were asked for; the others are counted."""
+        known = executions(self.run)
+        if self.only is None:
+            return known
+        if others := len(known) - len(self.only):
+            self.left_out["executions"]["where"] += others
+        return {name: info for name, info in known.items() if name in self.only}
+
+    @cached_property
+    def forest(self) -> Forest:
+        """The trees of the run."""
+        return Forest(self.run)
+
+    def execution(self, execution_id: str) -> Execution:
+        """The handle of one execution."""
+        return Execution(self.run, self.infos[execution_id], self.forest)
+
+    def admitted(self, **settings: Any) -> Iterator[tuple[AdmittedExecution, Execution]]:
+        """What admission takes, oldest first; what it leaves out is counted by level and reason."""
+        names = self.infos
+        # Statistics of groups are over all of their members, wanted here or not.
+        found: Admission = admit(self.run, **self._admission, **settings)
+        for x in found.excluded:
+            if x.execution_id in names:
+                self.left_out[f"{REASONS[x.reason].level}s".replace("ys", "ies")][str(x.reason)] += 1
+        kept = {e.execution_id: e for e in found.executions}
+        for name in names:
+            if (one := kept.get(name)) is not None:
+                yield one, self.execution(name)
+
+    # ------------------------------------------------------------------ without secrets
+
+    def clean(self, value: Any) -> Any:
+        """A JSON value without secrets, which are counted."""
+        if self._redactor is None:
+            return value
+        value, kinds = self._redactor.json(value)
+        self.secrets.update(kinds)
+        return value
+
+    def holds_secret(self, tree: Tree, node: int) -> bool:
+        """Whether the tokens of a node would tell a secret: of its messages, or of the tools rendered in a root."""
+        if self._redactor is None:
+            return False
+        names = list(tree.message_blobs(node))
+        if tree.parent_N[node] < 0:
+            names += self._tools_below(tree).get(node, ())
+        found = [self._secret_in(name) for name in names]  # all of them, so that all are counted
+        return any(found)
+
+    def _secret_in(self, blob_id: str) -> bool:
+        if blob_id not in self._has_secret:
+            assert self._redactor is not None
+            kinds = self._redactor.blob(self.run.blob(blob_id))[1]
+            self.secrets.update(kinds)
+            self._has_secret[blob_id] = bool(kinds)
+        return self._has_secret[blob_id]
+
+    def _tools_below(self, tree: Tree) -> dict[int, set[str]]:
+        """Root -> the tool lists that calls under it were given. The last tree's are kept."""
+        if getattr(self, "_tools_of", None) is not tree:
+            self._tools_of, self._tools = tree, defaultdict[int, set[str]](set)
+            for call, node in zip(tree.calls, tree.prompt_C.tolist(), strict=True):
+                if call.tools_blob and node >= 0:
+                    self._tools[int(tree.path(node)[0])].add(call.tools_blob)
+        return self._tools
+
+    # ------------------------------------------------------------------ texts
+
+    def messages(self, conversation: Sequence[PathMessage], tree: Tree) -> list[tuple[PathMessage, dict[str, Any]]]:
+        """The messages that have a text, without secrets; KeyError when the run lacks one, which makes another talk."""
+        found = []
+        for one in conversation:
+            if one.value is None:
+                if tree.message_blobs(one.node):
+                    raise KeyError(one.node)
+                continue
+            found.append((one, self.clean(one.value)))
+        return found
+
+
+def json_line(value: Any) -> bytes:
+    """One line of JSON; a lone surrogate, which is no text, becomes a question mark."""
+    return (
+        json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace") + b"\n"
+    )
+
+
+@contextmanager
+def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    """A file that is there whole or not at all: written beside its place, made durable, then put there.
+
+    ConfigError when something is there already, unless `force` lets it be replaced.
+    """
+    refuse_existing(path, force=force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.parent / f".{path.name}.{token_hex(4)}.tmp"
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        put: Callable[..., None] = os.replace if force else os.link  # a link never replaces what came in between
+        put(beside, path)
+    except FileExistsError:
+        refuse_existing(path, force=False)
+        raise
+    finally:
+        beside.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """ConfigError when a file is there that must not be replaced."""
+    if path.is_dir():
+        raise ConfigError(f"wanted a file to export to, {path} is a folder; name a file in it")
+    if path.exists() and not force:
+        raise ConfigError(f"wanted a new file to export to, {path} is there; name another, or replace it with --force")
