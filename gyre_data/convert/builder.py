@@ -162,7 +162,6 @@ class TreeBuilder:
                 error=call.error,
                 attempts=(),
                 started_at=started,
-                first_token_at=call.first_token_at,
                 ended_at=call.ended_at if call.started_at else None,
                 provider_usage=json.dumps(call.usage) if call.usage else None,
                 upstream=call.upstream,

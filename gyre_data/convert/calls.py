@@ -68,7 +68,6 @@ class SourceCall:
     continues: str | None = None
     """Key of the call whose conversation goes on here, where the path alone does not tell."""
     started_at: datetime | None = None
-    first_token_at: datetime | None = None
     ended_at: datetime | None = None
     usage: Mapping[str, Any] | None = None
     model: str | None = None

@@ -68,7 +68,8 @@ def sessions(path: Path, files: Files, owners: dict[str, str]) -> Iterator[Sessi
 def _mini(session: Session, told: Mapping[str, Any]) -> Iterator[SourceCall]:
     """Times and usage are in the response that each reply keeps."""
     sent = objects_of(told.get("messages"))
-    line, rest, asked_at = _begin(sent)
+    line, rest = _begin(sent)
+    asked_at: datetime | None = None
     for number, one in rest:
         extra = one.get("extra")
         extra = extra if isinstance(extra, Mapping) else {}
@@ -112,7 +113,7 @@ def _swe(session: Session, told: Mapping[str, Any]) -> Iterator[SourceCall]:
     """The replies in `history`; what was sent for each, if the step holds it, else what stands before it."""
     sent = objects_of(told.get("history"))
     steps = objects_of(told.get("trajectory"))
-    line, rest, _ = _begin(sent)
+    line, rest = _begin(sent)
     queries = [step.get("query") for step in steps]
     replies = sum(_is_reply(one) for _, one in rest)
     if replies != len(steps):
@@ -138,13 +139,11 @@ def _swe(session: Session, told: Mapping[str, Any]) -> Iterator[SourceCall]:
     _compare(session, told, replies)
 
 
-def _begin(
-    sent: list[Mapping[str, Any]],
-) -> tuple[Line | Opening, list[tuple[int, Mapping[str, Any]]], datetime | None]:
+def _begin(sent: list[Mapping[str, Any]]) -> tuple[Line | Opening, list[tuple[int, Mapping[str, Any]]]]:
     """Leading system messages, and the rest with their places."""
     leading = next((i for i, one in enumerate(sent) if one.get("role") != "system"), len(sent))
     opening, _ = split_opening([_said(one) for one in sent[:leading]])
-    return opening, list(enumerate(sent))[leading:], None
+    return opening, list(enumerate(sent))[leading:]
 
 
 def _asked(query: list[Any], opening: Line | Opening, shared: dict[tuple[int, bytes], Line]) -> Line | Opening:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gyre_data import admit, import_sessions
+from gyre_data import RunWriter, admit, import_sessions
 from gyre_data import open as open_run
 from gyre_data.eligible import Reason
 from gyre_data.errors import ConfigError
@@ -259,6 +259,12 @@ def test_damaged_lines_unknown_kinds_and_repeated_records_are_told(tmp_path: Pat
     told = attributes(only_execution(tmp_path / "run"))
     assert told["kept"] == [{"type": "hologram", "sessionId": SESSION, "beam": 1}]
     assert told["damaged"] == list(done.damaged)
+
+
+def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run"), pytest.raises(ConfigError, match="is being written by pid"):
+        import_sessions(SAMPLE, tmp_path / "run")
+    imported(SAMPLE, tmp_path / "run")
 
 
 def test_the_same_source_again_changes_nothing(tmp_path: Path) -> None:
