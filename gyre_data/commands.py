@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,13 +56,26 @@ def verify(
         bool, typer.Option("--salvage", help="Show what can be saved of damaged segments; with --yes, save it.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do what --salvage shows.")] = False,
+    training: Annotated[
+        bool, typer.Option("--training", help="Check instead that packed trees train like independent rows.")
+    ] = False,
+    model: Annotated[str | None, typer.Option("-m", "--model", help="With --training: a Hugging Face folder.")] = None,
+    dtype: Annotated[str, typer.Option(help="With --training: float32 (bound 1e-5) or float64 (1e-9).")] = "float32",
+    limit: Annotated[int, typer.Option(min=0, help="With --training: most executions to compare; 0: all.")] = 16,
     as_json: Json = False,
 ) -> None:
     """Check every byte of a run and whether its rows agree; report damage and, without --salvage --yes, mend nothing.
 
-    Exit status 0: clean, or all damage was salvaged; 1: faults; 2: wrong use, or no run folder.
+    With --training --model M: compare loss, log-probs and gradients of the packed trees with those of one row per
+    trajectory, and print the largest differences by name.
+
+    Exit status 0: clean, all damage was salvaged, or exact; 1: faults, or not exact; 2: wrong use, or no run folder.
     """
     path = find_run(run)
+    if training != (model is not None):
+        raise ConfigError("wanted --training and --model together, got one; see `gyre verify --help`")
+    if training:
+        import_module("gyre_train.commands").verify_training(path, model, dtype=dtype, limit=limit, as_json=as_json)
     if yes and not salvage:
         raise ConfigError("wanted --salvage with --yes, got --yes alone; a check changes nothing")
     if salvage:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["load_config", "teach", "train"]
+__all__ = ["load_config", "teach", "train", "verify_training"]
 
-_HOME = {"load_config": "config", "teach": "teacher", "train": "loop"}
+_HOME = {"load_config": "config", "teach": "teacher", "train": "loop", "verify_training": "exactness"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from .exactness import TrainingReport
     from .forecast import Forecast
     from .loop import TrainSummary
 
-__all__ = ["demo", "engine", "train"]
+__all__ = ["demo", "engine", "train", "verify_training"]
 
 
 def engine(
@@ -108,6 +109,48 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
     for level, reasons in found.excluded.items():
         if reasons:
             typer.echo(f"left out   {level}: " + ", ".join(f"{reason} {n:,}" for reason, n in reasons.items()))
+
+
+def verify_training(run: Path, model: str, *, dtype: str, limit: int, as_json: bool) -> None:
+    """`gyre verify --training`: print what `gyre_train.verify_training` found; exit status 1 over the bound."""
+    from .exactness import verify_training as check
+
+    report = check(run, model, dtype=dtype, limit=limit or None)
+    if as_json:
+        typer.echo(json.dumps({**asdict(report), "worst": report.worst, "exact": report.exact}))
+    else:
+        _show_report(report)
+    raise typer.Exit(0 if report.exact else 1)
+
+
+_SHOWN = 3  # of each kind on a screen; --json has more
+_KINDS = {
+    "loss": "loss", "logprob": "log-prob of a token", "derivative": "d loss / d log-prob of a token",
+    "gradient": "gradient of a parameter",
+}  # fmt: skip
+
+
+def _show_report(report: TrainingReport) -> None:
+    typer.echo(
+        f"{report.executions} of {report.of_executions} executions, loss {report.kind}, {report.dtype}: "
+        f"{report.trained_tokens:,} trained tokens, {report.parameters} parameters"
+    )
+    saved = report.row_tokens / max(report.tree_tokens, 1)
+    typer.echo(f"tokens run  tree {report.tree_tokens:,}  rows {report.row_tokens:,}  ({saved:.2f}x)")
+    for field, told in _KINDS.items():
+        typer.echo(f"largest relative differences: {told}")
+        for one in getattr(report, field)[:_SHOWN]:
+            over = not one.relative <= report.bound
+            values = f"tree {one.tree:.9g}  rows {one.rows:.9g}"
+            typer.secho(f"  {one.relative:.2e}  {one.name}", fg="red" if over else None)
+            typer.echo(f"            {values}")
+    verdict = "exact" if report.exact else "NOT EXACT"
+    told = f"{verdict}: largest difference {report.worst:.2e}, bound {report.bound:.0e}"
+    typer.secho(told, fg=None if report.exact else "red")
+    if report.exact:
+        typer.echo("next: gyre train CONFIG.toml --dry-run")
+    else:
+        typer.echo(f"next: gyre verify {report.run} --training --model {report.model} --dtype float64")
 
 
 def _show_summary(done: TrainSummary, as_json: bool) -> None:

@@ -7,7 +7,6 @@ Nothing here loads torch, so that a wrong file is refused at once.
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gyre_data.errors import ConfigError
+
+from .config_checks import check
 
 __all__ = [
     "DataConfig",
@@ -52,6 +53,12 @@ class DataConfig:
     """Folders of recorded runs."""
     chat: tuple[str, ...] = ()
     """Chat files for SFT: JSON lines of {"messages": [...], "tools": [...]}; assistant turns are trained."""
+    mix: dict[str, float] | None = None
+    """Share of each entry of `runs` and `chat` in every stretch of training; unset: one order over all of them."""
+    eval_tasks: tuple[str, ...] = ()
+    """Tasks that are never trained."""
+    eval_share: float = 0.0
+    """Share of the other tasks, by a hash of the task's id alone, that is never trained either."""
     count: Literal["once", "per_row"] = "once"
     """A token shared by several trajectories is trained once, or once in each of them (oracle, SFT import)."""
     j_max: int = 5
@@ -215,7 +222,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Train
     for override in overrides:
         _apply_override(tree, override)
     config = _build(tree)
-    _check(config)
+    check(config)
     return config
 
 
@@ -297,78 +304,6 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_POSITIVE = (
-    *("data.j_max", "data.epochs", "train.executions_per_step", "train.steps_per_burst", "train.lr"),
-    *("pack.tokens", "parallel.tp", "output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
-)
-
-_FROM_ZERO: dict[str, float] = {
-    **dict.fromkeys(
-        ("train.steps", "train.warmup_steps", "train.weight_decay", "train.eps", "train.clip_grad", "train.min_lr"),
-        math.inf,
-    ),
-    **dict.fromkeys(("loss.cap", "loss.advantage", "loss.teacher", "loss.kl"), math.inf),
-    **dict.fromkeys(("train.beta1", "train.beta2"), 1.0),
-}
-
-
-def _check(config: TrainingConfig) -> None:
-    """Refuse what cannot work and settings that would have no effect."""
-    data, train = config.data, config.train
-    if not config.model.path:
-        raise ConfigError("model.path: wanted a Hugging Face folder, got nothing; set model.path")
-    if not config.output.dir:
-        raise ConfigError("output.dir: wanted a folder for ledger and checkpoints, got nothing; set output.dir")
-    if not data.runs and not data.chat:
-        raise ConfigError("data: wanted recorded runs or chat files, got neither; set data.runs or data.chat")
-    _check_loss(config)
-    if train.schedule == "constant" and train.min_lr:
-        raise ConfigError("train.min_lr has no effect with train.schedule = constant; choose linear or cosine")
-    if train.schedule != "constant" and not train.steps:
-        raise ConfigError(f"train.schedule = {train.schedule}: wanted to know the last step; set train.steps")
-    if train.min_lr > train.lr:
-        raise ConfigError(f"train.min_lr: wanted at most train.lr = {train.lr}, got {train.min_lr}; lower it")
-    if train.steps_per_burst > 1 and train.anchor != "burst":
-        raise ConfigError(
-            f'train.steps_per_burst = {train.steps_per_burst} has no effect with anchor = {train.anchor}; '
-            'set train.anchor = "burst"'
-        )  # fmt: skip
-    for name in _POSITIVE:
-        section, _, key = name.partition(".")
-        value = getattr(getattr(config, section), key)
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{name}: wanted a finite number above 0, got {value}; set one")
-    for name, below in _FROM_ZERO.items():
-        section, _, key = name.partition(".")
-        value = getattr(getattr(config, section), key)
-        if not 0 <= value < below:
-            raise ConfigError(f"{name}: wanted a number from 0 to below {below}, got {value}; set one")
-
-
-def _check_loss(config: TrainingConfig) -> None:
-    data, loss = config.data, config.loss
-    if loss.kind == "sft":
-        changed = [f.name for f in fields(LossConfig) if f.name != "kind" and getattr(loss, f.name) != f.default]
-        if config.train.anchor != "auto" or changed:
-            name = f"loss.{changed[0]}" if changed else f"train.anchor = {config.train.anchor}"
-            raise ConfigError(f"{name} has no effect on sft; remove it")
-        return
-    if data.chat:
-        raise ConfigError('data.chat: chat files have no sampled tokens; use loss.kind = "sft" or data.runs')
-    if data.epochs != 1:
-        raise ConfigError(f"data.epochs: an execution is used once by a policy loss, got {data.epochs}; set it to 1")
-    low, high = loss.clip
-    if not 0 <= low <= 1 <= high:
-        raise ConfigError(
-            f"loss.clip: wanted bounds around 1, got {low} and {high}; set clip_low below 1, clip_high above"
-        )
-    if not loss.advantage and not loss.teacher:
-        raise ConfigError("loss.advantage = 0 and loss.teacher = 0: nothing to learn from; set one of them")
-    for name, of in (("teacher_name", "teacher"), ("reference", "kl")):
-        if getattr(loss, name) is not None and not getattr(loss, of):
-            raise ConfigError(f"loss.{name} has no effect with loss.{of} = 0; set loss.{of} or remove it")
 
 
 def to_toml(config: TrainingConfig) -> str:

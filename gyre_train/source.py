@@ -1,36 +1,37 @@
 """What a training run consumes: recorded runs through admission, or chat files, as examples in a fixed order.
 
 The order depends on the seed and the executions' ids only, never on when a process started or stopped. Which examples
-come next is decided by how often the ledger says each was trained, so no execution is skipped or trained twice.
+come next is decided by how often the ledger says each was trained, so no execution is skipped or trained twice. A
+source is anything with `due`: data that arrives while training runs needs nothing else of the loop.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gyre_data.errors import ConfigError, DataError
-from gyre_data.types import PolicyVersion
 
 from .chat import chat_tree, read_chat, read_tokenizer
-from .config import TrainingConfig
+from .config import DataConfig, TrainingConfig
+from .fingerprint import check_fingerprints
 from .lineage import Lineage
-from .pack import Array, TrajectoryInput, TreeInput
+from .pack import TreeInput
 from .plan import Plan, plan
-from .teacher import teacher_logprobs
+from .refusals import check_fits, check_signal, check_unique, nothing_to_train
 
 if TYPE_CHECKING:
-    from gyre_data.admission import Admission, AdmittedExecution
-    from gyre_data.store import Run
+    from gyre_data.tree import Tree
+
+    from .recorded import Admitted, RecordedExecution
 
 __all__ = ["Example", "Source", "Trained", "load_source", "plan_examples"]
 
@@ -42,26 +43,30 @@ class Trained:
     trajectory: int
     leaf_node: str
     owned_tokens: int
+    needed_tokens: int
+    """Tokens from the root down to the last owned one: the least that a pack must hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One execution that can be trained."""
+    """One execution that can be trained. It holds no token: `tree` reads them when its step is planned."""
 
     execution_id: str
     group_id: str | None
     data_run: str
     manifest: int
+    part: str = ""
+    """Entry of `data.runs` or `data.chat` that it comes from."""
     reward: float | None
     advantage: float | None
     score_ids: tuple[str, ...]
     trajectories: tuple[Trained, ...]
     policy_ids: frozenset[str]
     """Lineages that sampled its trained tokens; empty where unknown."""
-    node_ids: tuple[str, ...] = ()
-    """Ids of the tree's nodes in the run; empty for chats."""
     tree: Callable[[int], TreeInput]
     """Builds the packer's input; its argument becomes `TreeInput.execution`."""
+    recorded: Callable[[], Tree] | None = None
+    """Reads the recorded tree with its names, nodes numbered as in `tree`; None for chats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,21 +78,51 @@ class Source:
     """Counts by reason, for executions, calls and trajectories."""
     seed: int
     epochs: int
+    mix: Mapping[str, float] | None = None
+    """Share of each part; None: one order over all."""
+    _orders: dict[int, list[Example]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def due(self, trained: Mapping[str, int], limit: int | None = None) -> list[Example]:
         """Return the next examples, given how often each execution was trained; fewest times first."""
-        waiting = [e for e in self.examples if trained.get(e.execution_id, 0) < self.epochs]
-        waiting.sort(key=lambda e: self._place(e, trained.get(e.execution_id, 0)))
-        return waiting[:limit]
+        out: list[Example] = []
+        for epoch in range(self.epochs):
+            if limit is not None and len(out) >= limit:
+                break
+            out += [e for e in self._order(epoch) if trained.get(e.execution_id, 0) == epoch]
+        return out[:limit]
 
-    def _place(self, example: Example, epoch: int) -> tuple[int, bytes, bytes]:
-        """Executions of one group stand together, groups and executions in an order drawn from the seed."""
+    def _order(self, epoch: int) -> list[Example]:
+        if epoch not in self._orders:
+            self._orders.clear()  # one epoch's is in use at a time
+            self._orders[epoch] = [e for _, e in ordered(self.examples, self.mix, f"{self.seed}/{epoch}")]
+        return self._orders[epoch]
 
-        def draw(name: str) -> bytes:
-            return hashlib.sha256(f"{self.seed}/{epoch}/{name}".encode()).digest()
 
-        group = example.group_id if example.group_id is not None else example.execution_id
-        return epoch, draw(f"{example.data_run}/{group}"), draw(example.execution_id)
+def ordered(examples: Sequence[Example], mix: Mapping[str, float] | None, seed: str) -> list[tuple[float, Example]]:
+    """Examples with their place in the mix: groups stand together, groups and executions in an order drawn from `seed`.
+
+    In a mix the parts advance in proportion to their shares: the place of a group is the number of executions that
+    precede it in its own part over the part's share. Without one, everything is at place 0.
+    """
+
+    def draw(name: str) -> bytes:
+        return hashlib.sha256(f"{seed}/{name}".encode()).digest()
+
+    parts = {name: place for place, name in enumerate(dict.fromkeys(e.part for e in examples))}
+    keys: dict[str, tuple[bytes, int, bytes]] = {}
+    for e in examples:
+        group = e.execution_id if e.group_id is None else e.group_id
+        keys[e.execution_id] = (draw(group), parts[e.part], draw(e.execution_id))
+    drawn = sorted(examples, key=lambda e: keys[e.execution_id])
+    if mix is None:
+        return [(0.0, e) for e in drawn]
+    before: Counter[str] = Counter()
+    begun: dict[tuple[str, str], int] = {}
+    for e in drawn:
+        begun.setdefault((e.part, e.group_id or e.execution_id), before[e.part])
+        before[e.part] += 1
+    placed = [(begun[e.part, e.group_id or e.execution_id] / mix[e.part], e) for e in drawn]
+    return sorted(placed, key=lambda item: (item[0], keys[item[1].execution_id]))
 
 
 def plan_examples(examples: Sequence[Example], config: TrainingConfig) -> Plan:
@@ -101,63 +136,108 @@ def plan_examples(examples: Sequence[Example], config: TrainingConfig) -> Plan:
         raise DataError(text) from error
 
 
-def load_source(config: TrainingConfig, own: Lineage | None = None) -> Source:
+def load_source(config: TrainingConfig, own: Lineage | None = None, *, pack_tokens: int | None = None) -> Source:
     """Read everything the config names; raise an error that says what to do when nothing of it can be trained.
 
-    `own` is the training run's lineage, from which the age of sampled tokens is known.
+    `own` is the training run's lineage, from which the age of sampled tokens is known. With `pack_tokens`, a trajectory
+    that no pack of this size can hold is an error now and not when its step comes.
     """
+    split = _Split(config.data)
     examples: list[Example] = []
-    excluded: dict[str, Mapping[str, int]] = {}
-    vocab = _vocab_size(config.model.path)
+    excluded: dict[str, Counter[str]] = {level: Counter() for level in ("executions", "calls", "trajectories")}
     if config.data.runs:
-        from gyre_data.admission import admit
-        from gyre_data.store import open as open_run
-
-        runs = [open_run(path) for path in config.data.runs]
-        for run in runs:
-            _check_fingerprint(run, config.model.path)
-        rl = config.loss.kind != "sft"
-        admission = admit(
-            runs,
-            j_max=config.data.j_max,
-            count=config.data.count,
-            evaluators=config.data.evaluators,
-            scale=config.data.scale,
-            need_score=rl and config.loss.advantage > 0,
-            drop_zero_variance=config.data.drop_zero_variance,
-        )
-        counts = admission.counts()
-        excluded = {level: counts[level] for level in ("executions", "calls", "trajectories")}
-        if rl and config.loss.advantage:
-            _check_signal(admission, runs)
-        facts = _Facts(
-            policy=rl,
-            vocab=vocab,
-            own=own,
-            teachers={id(run): teacher_logprobs(run, config.loss.teacher_name) for run in runs}
-            if config.loss.teacher
-            else {},
-        )
-        examples += [_recorded(e, facts) for e in admission.executions]
-        if not examples and not config.data.chat:
-            raise _nothing(counts, runs, "a policy loss" if rl else "sft")
-    examples += _chat_examples(config)
-    _check_unique(examples)
+        found = _recorded_examples(config, own, split, examples)
+        for level, counts in found.counts.items():
+            excluded[level].update(counts)
+    examples += _chat_examples(config, split, excluded["executions"])
+    split.check()
+    check_unique(examples)
     if not examples:
-        raise DataError(f"data.chat: 0 conversations in {', '.join(config.data.chat)}; add lines")
-    return Source(examples=tuple(examples), excluded=excluded, seed=config.train.seed, epochs=config.data.epochs)
+        raise DataError(f"data.chat: 0 conversations to train in {', '.join(config.data.chat)}; add lines")
+    if config.data.mix is not None:
+        examples = _within_mix(examples, config, excluded["executions"])
+    if pack_tokens is not None:
+        check_fits(examples, pack_tokens)
+    return Source(
+        examples=tuple(examples), excluded=excluded, seed=config.train.seed, epochs=config.data.epochs,
+        mix=config.data.mix,
+    )  # fmt: skip
 
 
-def _check_unique(examples: Sequence[Example]) -> None:
-    """The ledger knows an execution by its id alone: of two with one id, one would be trained twice or never."""
-    known: dict[str, Example] = {}
-    for example in examples:
-        other = known.setdefault(example.execution_id, example)
-        if other is not example:
-            raise DataError(
-                f"execution {example.execution_id}: wanted it once, found it in {other.data_run} and in "
-                f"{example.data_run}; name each run once, and no copies of it"
+class _Split:
+    """Which tasks are kept for evaluation: those named, and a share of the others by a hash of their id alone."""
+
+    def __init__(self, data: DataConfig) -> None:
+        self._named, self._share = frozenset(data.eval_tasks), data.eval_share
+        self._seen: set[str] = set()
+
+    def __call__(self, task: str) -> bool:
+        self._seen.add(task)
+        drawn = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "big") / 2**64
+        return task in self._named or drawn < self._share
+
+    def check(self) -> None:
+        """Refuse a name that is no task of the data: it would silently hold nothing out."""
+        for name in sorted(self._named - self._seen):
+            near = difflib.get_close_matches(name, sorted(self._seen), n=1, cutoff=0.0)
+            raise ConfigError(f"data.eval_tasks: no execution of task {name}; nearest {near[0] if near else 'none'}")
+
+
+def _within_mix(examples: list[Example], config: TrainingConfig, excluded: Counter[str]) -> list[Example]:
+    """Up to where the first part is used up: beyond, the stated shares could not be kept. The rest is counted."""
+    mix = config.data.mix or {}
+    numbers = Counter(e.part for e in examples)
+    if missing := sorted(name for name in mix if not numbers[name]):
+        raise DataError(
+            f"data.mix: wanted something to train in each part, found nothing in {', '.join(missing)}; remove it from "
+            "the mix, or see `gyre stats` for what it holds"
+        )
+    end = min(numbers[name] / share for name, share in mix.items())
+    kept = [e for place, e in ordered(examples, mix, f"{config.train.seed}/0") if place < end]
+    excluded["beyond_mix"] += len(examples) - len(kept)
+    return kept
+
+
+def _recorded_examples(config: TrainingConfig, own: Lineage | None, split: _Split, examples: list[Example]) -> Admitted:
+    """Add the executions of recorded runs to `examples`."""
+    from gyre_data.store import open as open_run
+
+    from .recorded import admitted
+
+    runs = [open_run(path) for path in config.data.runs]
+    check_fingerprints(runs, config.model.path)
+    found = admitted(runs, config, own, _vocab_size(config.model.path), held_out=split)
+    rl = config.loss.kind != "sft"
+    if rl and config.loss.advantage:
+        check_signal([e.advantage for e in found.executions], found.groups)
+    part = {id(run): path for path, run in zip(config.data.runs, runs, strict=True)}
+    examples += [_example(e, part[id(e.facts.run)]) for e in found.executions]
+    if not examples and not config.data.chat:
+        raise nothing_to_train(found.counts, runs, "a policy loss" if rl else "sft")
+    return found
+
+
+def _example(execution: RecordedExecution, part: str) -> Example:
+    run = execution.facts.run
+    return Example(
+        execution_id=execution.execution_id,
+        group_id=execution.group_id,
+        data_run=str(Path(run.path).resolve()),
+        manifest=int(run.manifest_number),
+        part=part,
+        reward=execution.reward,
+        advantage=execution.advantage,
+        score_ids=execution.score_ids,
+        trajectories=tuple(
+            Trained(
+                trajectory=t.index, leaf_node=t.leaf_node, owned_tokens=t.owned_tokens, needed_tokens=t.needed_tokens
             )
+            for t in execution.kept
+        ),
+        policy_ids=execution.policy_ids,
+        tree=execution.packed,
+        recorded=execution.tree,
+    )
 
 
 def _vocab_size(folder: str) -> int:
@@ -169,104 +249,8 @@ def _vocab_size(folder: str) -> int:
         ) from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Facts:
-    """What recorded trees are built with."""
-
-    policy: bool
-    """A policy loss reads them, not SFT."""
-    vocab: int
-    own: Lineage | None
-    teachers: Mapping[int, Mapping[str, Array]]
-    """A teacher's log-probs by node id, by the id() of the run."""
-
-
-def _recorded(execution: AdmittedExecution, facts: _Facts) -> Example:
-    run: Any = execution.run
-    tree = execution.tree
-    owned = [node for trajectory in execution.trajectories for node in trajectory.owned]
-    return Example(
-        execution_id=execution.execution_id,
-        group_id=execution.group_id if facts.policy else None,
-        data_run=str(Path(run.path).resolve()),
-        manifest=int(run.manifest_number),
-        reward=execution.reward,
-        advantage=execution.advantage,
-        score_ids=tuple(execution.score_ids),
-        trajectories=tuple(
-            Trained(trajectory=t.index, leaf_node=tree.node_id[t.leaf], owned_tokens=t.num_owned)
-            for t in execution.trajectories
-        ),
-        policy_ids=frozenset(span.policy_id for node in owned for span in tree.versions(node) or ()),
-        node_ids=tuple(tree.node_id),
-        tree=partial(_recorded_tree, execution, facts),
-    )
-
-
-def _recorded_tree(execution: AdmittedExecution, facts: _Facts, number: int) -> TreeInput:
-    """Views of the run's own token arrays; the first copy of a token is the pack's."""
-    tree = execution.tree
-    temperature_N = np.full(len(tree.node_id), np.nan)
-    for node, calls in tree.outputs.items():
-        if calls[0].temperature is not None:
-            temperature_N[node] = calls[0].temperature
-    ids = tuple(tree.ids(node) for node in range(len(tree.node_id)))
-    smallest = min((int(x.min()) for x in ids if len(x)), default=0)
-    if smallest < 0:
-        raise DataError(
-            f"execution {execution.execution_id}: wanted token ids from 0, got {smallest}; run `gyre verify` on its run"
-        )
-    largest = max((int(x.max()) for x in ids if len(x)), default=0)
-    if largest >= facts.vocab:
-        raise DataError(
-            f"execution {execution.execution_id}: wanted token ids below the model's {facts.vocab}, got {largest}; it "
-            "was recorded with another tokenizer, set model.path to the model that was served"
-        )
-    recorded = [tree.logprobs(node) for node in range(len(ids))]
-    if not facts.policy:  # trained at temperature 1, so only log-probs recorded at 1 can be compared
-        recorded = [x if temperature_N[node] == 1.0 else None for node, x in enumerate(recorded)]
-        temperature_N = np.ones(len(ids))
-    return TreeInput(
-        execution=number,
-        parent_N=tree.parent_N,
-        ids=ids,
-        temperature_N=temperature_N,
-        trajectories=tuple(
-            TrajectoryInput(
-                path_P=np.array(t.path, np.int32),
-                owned_O=np.array(t.owned, np.int32),
-                advantage=execution.advantage or 0.0,
-                role=str(t.role),
-            )
-            for t in execution.trajectories
-        ),
-        logp_behaviour=tuple(recorded),
-        logp_teacher=_teacher(execution, facts.teachers) if facts.teachers else None,
-        version=_own_steps(execution, facts.own) if facts.own else None,
-    )
-
-
-def _teacher(execution: AdmittedExecution, teachers: Mapping[int, Mapping[str, Array]]) -> tuple[Array | None, ...]:
-    known = teachers[id(execution.run)]
-    return tuple(known.get(node_id) for node_id in execution.tree.node_id)
-
-
-def _own_steps(execution: AdmittedExecution, own: Lineage) -> tuple[Array | None, ...]:
-    """Per token, how many steps of this training run its weights had seen: 0 for those it started from, -1 unknown."""
-    tree = execution.tree
-    out: list[Array | None] = [None] * len(tree.node_id)
-    for node in {node for trajectory in execution.trajectories for node in trajectory.owned}:
-        step_T = np.full(int(tree.num_tokens_N[node]), -1, np.int64)
-        for span in tree.versions(node) or ():
-            if span.policy_id == own.version.policy_id:
-                step_T[span.start : span.end] = span.n
-            elif PolicyVersion(policy_id=span.policy_id, n=span.n) == own.start:
-                step_T[span.start : span.end] = 0
-        out[node] = step_T
-    return tuple(out)
-
-
-def _chat_examples(config: TrainingConfig) -> list[Example]:
+def _chat_examples(config: TrainingConfig, split: _Split, excluded: Counter[str]) -> list[Example]:
+    """The conversations of chat files; each is a task of its own."""
     if not config.data.chat:
         return []
     tokenizer = read_tokenizer(config.model.path)
@@ -275,18 +259,22 @@ def _chat_examples(config: TrainingConfig) -> list[Example]:
     seen: dict[str, int] = {}
     for path in config.data.chat:
         for conversation in read_chat(path, seen):
+            if split(conversation.execution_id):
+                excluded["eval_split"] += 1
+                continue
             tree = chat_tree(conversation, tokenizer, stop_ids, 0)
             trained = tuple(
                 Trained(
                     trajectory=index,
                     leaf_node=f"message-tree:{int(t.path_P[-1])}",
                     owned_tokens=int(tree.num_tokens_N[t.owned_O].sum()),
+                    needed_tokens=int(tree.num_tokens_N[tree.needed_path(index)].sum()),
                 )
                 for index, t in enumerate(tree.trajectories)
             )
             examples.append(
                 Example(
-                    execution_id=conversation.execution_id, group_id=None, data_run=str(path), manifest=0,
+                    execution_id=conversation.execution_id, group_id=None, data_run=str(path), manifest=0, part=path,
                     reward=None, advantage=None, score_ids=(), trajectories=trained, policy_ids=frozenset(),
                     tree=partial(chat_tree, conversation, tokenizer, stop_ids),
                 )
@@ -302,72 +290,3 @@ def _stop_ids(folder: str, tokenizer: Any) -> list[int]:
         declared = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
         found.update(declared if isinstance(declared, list) else [declared])
     return sorted(x for x in found if x is not None)
-
-
-def _check_signal(admission: Admission, runs: Sequence[Run]) -> None:
-    if not admission.executions or any(e.advantage for e in admission.executions):
-        return
-    flat = [group for group in admission.groups if group.std == 0]
-    group = flat[0]
-    raise DataError(
-        f"Group {group.group_id}: {group.num_valid} equal scores, no signal; 0 of {len(admission.groups)} groups left "
-        f"for step 1; see `gyre stats {runs[0].path} --by evaluator`, or record more attempts"
-    )
-
-
-_MENDS = {
-    "no_logprobs": 'recorded without log-probs (a hosted API); use loss.kind = "sft"',
-    "text_only": "imported as text, without token ids; export it as chat and train on that file by SFT (data.chat)",
-    "no_score": "no evaluator scored them; run `gyre score`, or use loss.kind = \"sft\"",
-    "evaluator_failed": "every evaluator failed; mend it and score again",
-    "running": "they have not ended; wait, or end them through the proxy's API",
-    "no_group": "they belong to no group; record several executions of one task as a group",
-    "group_running": "a member of their group still runs; wait, or end it through the proxy's API",
-    "group_too_small": "a group needs 2 valid scores; record more attempts or score them",
-    "zero_variance": "all scores of each group are equal; record more attempts",
-}  # fmt: skip
-
-
-def _nothing(counts: Mapping[str, Mapping[str, int]], runs: Sequence[Run], loss: str) -> DataError:
-    """The reasons by count; where executions only say that nothing is left, those of their calls say why."""
-    import pyarrow.compute as pc
-
-    sampled = sum(pc.sum(run.table("calls").column("output_tokens")).as_py() or 0 for run in runs)
-    ranked = Counter(dict(counts["executions"])).most_common()
-    if ranked and ranked[0][0] in ("nothing_trainable", "no_eligible_output"):
-        ranked = Counter(dict(counts["calls"])).most_common() or ranked
-    why = ", ".join(f"{reason} {count}" for reason, count in ranked) or "the runs hold no execution"
-    mend = _MENDS.get(ranked[0][0] if ranked else "", "see `gyre stats` for what the runs hold")
-    return DataError(f"0 of {sampled:,} sampled tokens trainable by {loss} ({why}): {mend}")
-
-
-def _check_fingerprint(run: Run, folder: str) -> None:
-    """Refuse a run whose tokenizer or template differs from the model's, when the run says where its own lie."""
-    recorded_with = run.info.get("tokenizer")
-    if not isinstance(recorded_with, str) or not (Path(recorded_with) / "tokenizer.json").is_file():
-        return
-    own_template = run.info.get("template")
-    theirs = _identity(Path(recorded_with), Path(own_template) if own_template else None)
-    mine = _identity(Path(folder))
-    for what, mend in (
-        ("tokenizer", "set model.path to the model that was served"),
-        ("template", "put the template it was recorded with into the model's folder, or record again"),
-    ):
-        if theirs[what] != mine[what]:
-            raise ConfigError(
-                f"{run.path} was recorded with {what} {theirs[what][:4]}, the model has {mine[what][:4]}; {mend}"
-            )
-
-
-def _identity(folder: Path, template_file: Path | None = None) -> dict[str, str]:
-    """Digests of what turns messages into ids: the tokenizer's file and the chat template's text."""
-    file = folder / "tokenizer.json"
-    tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "none"
-    template = ""
-    template_file = template_file or folder / "chat_template.jinja"
-    if template_file.is_file():
-        template = template_file.read_text(encoding="utf-8")
-    elif (folder / "tokenizer_config.json").is_file():
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        template = str(config.get("chat_template") or "")
-    return {"tokenizer": tokenizer, "template": hashlib.sha256(template.strip().encode()).hexdigest()}

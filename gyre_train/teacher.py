@@ -77,9 +77,9 @@ def teach(
     name = teacher or str(lineage_of(model).version)
     at = datetime.now(UTC)
     rows = [
-        TeacherLogprobs(node_id=example.node_ids[node], teacher=name, logprobs=value.astype(np.float32), at=at)
+        TeacherLogprobs(node_id=node_id, teacher=name, logprobs=value.astype(np.float32), at=at)
         for example, values in zip(examples, found, strict=True)
-        for node, value in enumerate(values)
+        for node_id, value in zip(example.recorded().node_id if example.recorded else (), values, strict=True)
         if value is not None
     ]
     with RunWriter(run, create=False) as writer:
