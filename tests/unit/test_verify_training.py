@@ -1,4 +1,4 @@
-"""`gyre verify --training`: the exactness oracle on a user's own run, and that each kind of fault is caught and named."""
+"""`gyre verify --training`: the exactness oracle on a user's own run; each kind of fault is caught and named."""
 
 import dataclasses
 import json
