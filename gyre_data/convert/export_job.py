@@ -63,9 +63,12 @@ class Job:
         self._admission: dict[str, Any] = {"j_max": j_max, "role_order": roles, "evaluators": evaluators}
         self._redactor = redactor
         self._has_secret: dict[str, bool] = {}
+        self._in_ids: Counter[str] = Counter()
         self.num_rows: Counter[str] = Counter()
         self.left_out: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.secrets: Counter[str] = Counter()
+        self._in_texts: Counter[str] = Counter()
+        self.nodes_redacted: set[str] = set()
+        """Nodes whose token ids are left out since they would tell a secret."""
 
     # ------------------------------------------------------------------ what is exported
 
@@ -88,11 +91,13 @@ class Job:
         """The handle of one execution."""
         return Execution(self.run, self.infos[execution_id], self.forest)
 
+    def admission(self, **settings: Any) -> Admission:
+        """That of the whole run: statistics of groups are over all of their members, wanted here or not."""
+        return admit(self.run, **self._admission, **settings)
+
     def admitted(self, **settings: Any) -> Iterator[tuple[AdmittedExecution, Execution]]:
         """What admission takes, oldest first; what it leaves out is counted by level and reason."""
-        names = self.infos
-        # Statistics of groups are over all of their members, wanted here or not.
-        found: Admission = admit(self.run, **self._admission, **settings)
+        names, found = self.infos, self.admission(**settings)
         for x in found.excluded:
             if x.execution_id in names:
                 self.left_out[f"{REASONS[x.reason].level}s".replace("ys", "ies")][str(x.reason)] += 1
@@ -108,8 +113,13 @@ class Job:
         if self._redactor is None:
             return value
         value, kinds = self._redactor.json(value)
-        self.secrets.update(kinds)
+        self._in_texts.update(kinds)
         return value
+
+    @property
+    def secrets(self) -> dict[str, int]:
+        """Kind -> places where one was taken out, of texts or of token ids."""
+        return dict(self._in_texts | self._in_ids)
 
     def holds_secret(self, tree: Tree, node: int) -> bool:
         """Whether the tokens of a node would tell a secret: of its messages, or of the tools rendered in a root."""
@@ -118,14 +128,16 @@ class Job:
         names = list(tree.message_blobs(node))
         if tree.parent_N[node] < 0:
             names += self._tools_below(tree).get(node, ())
-        found = [self._secret_in(name) for name in names]  # all of them, so that all are counted
-        return any(found)
+        found = any([self._secret_in(name) for name in names])  # noqa: C419 - all of them, so that all are counted
+        if found:
+            self.nodes_redacted.add(tree.node_id[node])
+        return found
 
     def _secret_in(self, blob_id: str) -> bool:
         if blob_id not in self._has_secret:
             assert self._redactor is not None
             kinds = self._redactor.blob(self.run.blob(blob_id))[1]
-            self.secrets.update(kinds)
+            self._in_ids.update(kinds)
             self._has_secret[blob_id] = bool(kinds)
         return self._has_secret[blob_id]
 

@@ -18,10 +18,17 @@ from gyre_data.schema import AgentRole
 
 from .export_job import Job, new_file, select
 from .to_chat import write_chat
+from .to_parquet import write_parquet
+from .to_rows import write_prime_rl, write_slime
 
 __all__ = ["EXPORT_FORMATS", "export", "format_of"]
 
-_FILES: dict[str, Callable[[Job, IO[bytes]], None]] = {"chat": write_chat}
+_FILES: dict[str, Callable[[Job, IO[bytes]], None]] = {
+    "chat": write_chat,
+    "parquet": write_parquet,
+    "slime": write_slime,
+    "prime-rl": write_prime_rl,
+}
 EXPORT_FORMATS = ("run", *_FILES)
 _SUFFIXES = {".jsonl": "chat", ".parquet": "parquet"}
 _J_MAX = 5
@@ -70,8 +77,8 @@ def export(
         path=out,
         format=format,
         num_rows=dict(job.num_rows),
-        secrets=dict(job.secrets),
-        num_nodes_redacted=0,
+        secrets=job.secrets,
+        num_nodes_redacted=len(job.nodes_redacted),
         left_out={level: dict(found.most_common()) for level, found in job.left_out.items() if found},
     )
 
