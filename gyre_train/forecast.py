@@ -36,7 +36,7 @@ class Forecast:
 
 def forecast(config: TrainingConfig) -> Forecast:
     """Admit, choose and lay out every step as training would, and add up what it costs."""
-    source = load_source(config)
+    source = load_source(config, pack_tokens=config.pack.tokens)
     shape = shape_of(config.model.path)
     trained: Counter[str] = Counter()
     total: Counter[str] = Counter()  # sums only: the packs of all steps would hold every token there is

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -181,6 +181,19 @@ def choose_anchor(config: TrainingConfig, source: Source, lineage: Lineage) -> A
     return Anchor.BEHAVIOUR if known_own else Anchor.STEP
 
 
+def _check_burst(config: TrainingConfig, anchor: Anchor | None, state: Mapping[str, Any]) -> None:
+    """Refuse another K, or another anchor, in the middle of a burst: logp_old would be of weights nobody chose."""
+    begun, now = int(state.get("steps_per_burst", 1)), config.train.steps_per_burst
+    done = int(state["step"]) % begun
+    if done and (begun != now or anchor is not Anchor.BURST):
+        end = int(state["step"]) - done + begun
+        came = f"train.steps_per_burst = {now}" if anchor is Anchor.BURST else f"train.anchor = {anchor}"
+        raise ConfigError(
+            f"{came}: step {state['step']} lies inside a burst of {begun} steps with its own anchor; train to step "
+            f"{end} with steps_per_burst = {begun} first (--train.steps={end}), then change it"
+        )
+
+
 class _Coordinator:
     """Rank 0's part: data, ledger, metrics, decisions."""
 
@@ -197,12 +210,13 @@ class _Coordinator:
     def _open(self, show_progress: bool) -> None:
         config = self._config
         checkpoint = latest_checkpoint(_checkpoints(config))
-        self._step = int(read_state(checkpoint)["step"]) if checkpoint else 0
+        state = read_state(checkpoint) if checkpoint else {"step": 0}
+        self._step = int(state["step"])
         base = lineage_of(config.model.path)
         self._policy_id, self._base = self._claim_folder(base)
         version = PolicyVersion(policy_id=self._policy_id, n=self._step)
         self._lineage = Lineage(version=version, policy_ids=(self._policy_id, *base.policy_ids), start=self._base)
-        self._source = load_source(config, self._lineage)
+        self._source = load_source(config, self._lineage, pack_tokens=config.pack.tokens)
         self._trained: Counter[str] = Counter()
         self._recorded_at = ledger.newest_time(config.output.dir)
         for _, execution_id in {
@@ -210,6 +224,7 @@ class _Coordinator:
         }:
             self._trained[execution_id] += 1
         anchor = choose_anchor(config, self._source, self._lineage)
+        _check_burst(config, anchor, state)
         if anchor is not None:
             for warning in inert_settings(anchor, config.train.steps_per_burst, config.loss):
                 _LOG.warning("%s", warning)
@@ -290,6 +305,7 @@ class _Coordinator:
                 "step": step,
                 "version": str(PolicyVersion(policy_id=self._policy_id, n=step)),
                 "policy_ids": list(self._lineage.policy_ids),
+                "steps_per_burst": config.steps_per_burst,
             },
         )  # fmt: skip
 

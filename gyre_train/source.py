@@ -85,20 +85,21 @@ class Source:
     def due(self, trained: Mapping[str, int], limit: int | None = None) -> list[Example]:
         """Return the next examples, given how often each execution was trained; fewest times first."""
         out: list[Example] = []
-        for epoch in range(self.epochs):
-            if limit is not None and len(out) >= limit:
+        for epoch in sorted({trained.get(e.execution_id, 0) for e in self.examples}):
+            if epoch >= self.epochs or (limit is not None and len(out) >= limit):
                 break
             out += [e for e in self._order(epoch) if trained.get(e.execution_id, 0) == epoch]
         return out[:limit]
 
     def _order(self, epoch: int) -> list[Example]:
         if epoch not in self._orders:
-            self._orders.clear()  # one epoch's is in use at a time
-            self._orders[epoch] = [e for _, e in ordered(self.examples, self.mix, f"{self.seed}/{epoch}")]
+            if len(self._orders) > 1:  # where one epoch ends, two are in use
+                del self._orders[min(self._orders)]
+            self._orders[epoch] = [e for _, e in _ordered(self.examples, self.mix, f"{self.seed}/{epoch}")]
         return self._orders[epoch]
 
 
-def ordered(examples: Sequence[Example], mix: Mapping[str, float] | None, seed: str) -> list[tuple[float, Example]]:
+def _ordered(examples: Sequence[Example], mix: Mapping[str, float] | None, seed: str) -> list[tuple[float, Example]]:
     """Examples with their place in the mix: groups stand together, groups and executions in an order drawn from `seed`.
 
     In a mix the parts advance in proportion to their shares: the place of a group is the number of executions that
@@ -108,20 +109,22 @@ def ordered(examples: Sequence[Example], mix: Mapping[str, float] | None, seed: 
     def draw(name: str) -> bytes:
         return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
-    parts = {name: place for place, name in enumerate(dict.fromkeys(e.part for e in examples))}
-    keys: dict[str, tuple[bytes, int, bytes]] = {}
+    def group(e: Example) -> tuple[str, str]:
+        return e.part, e.group_id or e.execution_id
+
+    first: dict[tuple[str, str], str] = {}  # groups of two runs may have one name; executions never do
     for e in examples:
-        group = e.execution_id if e.group_id is None else e.group_id
-        keys[e.execution_id] = (draw(group), parts[e.part], draw(e.execution_id))
+        first[group(e)] = min(first.get(group(e), e.execution_id), e.execution_id)
+    keys = {e.execution_id: (draw(first[group(e)]), draw(e.execution_id)) for e in examples}
     drawn = sorted(examples, key=lambda e: keys[e.execution_id])
     if mix is None:
         return [(0.0, e) for e in drawn]
     before: Counter[str] = Counter()
     begun: dict[tuple[str, str], int] = {}
     for e in drawn:
-        begun.setdefault((e.part, e.group_id or e.execution_id), before[e.part])
+        begun.setdefault(group(e), before[e.part])
         before[e.part] += 1
-    placed = [(begun[e.part, e.group_id or e.execution_id] / mix[e.part], e) for e in drawn]
+    placed = [(begun[group(e)] / mix[e.part], e) for e in drawn]
     return sorted(placed, key=lambda item: (item[0], keys[item[1].execution_id]))
 
 
@@ -193,7 +196,7 @@ def _within_mix(examples: list[Example], config: TrainingConfig, excluded: Count
             "the mix, or see `gyre stats` for what it holds"
         )
     end = min(numbers[name] / share for name, share in mix.items())
-    kept = [e for place, e in ordered(examples, mix, f"{config.train.seed}/0") if place < end]
+    kept = [e for place, e in _ordered(examples, mix, f"{config.train.seed}/0") if place < end]
     excluded["beyond_mix"] += len(examples) - len(kept)
     return kept
 

@@ -176,6 +176,28 @@ def test_a_killed_run_resumes_exactly(
     assert train(config(model, tmp_path, *RESUME, runs=run)).steps_done == 0
 
 
+def test_a_burst_is_ended_as_it_was_begun(model: Path, run: Path, tmp_path: Path) -> None:
+    settings = ("--train.executions_per_step=1", "--train.anchor=burst")
+    train(config(model, tmp_path, *settings, "--train.steps_per_burst=3", "--train.steps=2", runs=run))
+    with pytest.raises(ConfigError, match=r"steps_per_burst = 2: step 2 lies inside a burst of 3 .*--train.steps=3\)"):
+        train(config(model, tmp_path, *settings, "--train.steps_per_burst=2", runs=run))
+    with pytest.raises(ConfigError, match=r"train.anchor = step: step 2 lies inside a burst of 3"):
+        train(config(model, tmp_path, "--train.executions_per_step=1", "--train.anchor=step", runs=run))
+    assert train(config(model, tmp_path, *settings, "--train.steps_per_burst=3", "--train.steps=3", runs=run)).step == 3
+    assert train(config(model, tmp_path, *settings, "--train.steps_per_burst=2", runs=run)).step == 4
+
+
+def test_a_trajectory_that_no_pack_holds_is_found_before_training(model: Path, run: Path, tmp_path: Path) -> None:
+    longest = max(
+        t.needed_tokens for e in load_source(config(model, tmp_path, runs=run)).examples for t in e.trajectories
+    )
+    settings = config(model, tmp_path, "--train.executions_per_step=1", f"--pack.tokens={longest - 1}", runs=run)
+    for command in (train, forecast):
+        with pytest.raises(DataError, match=f"set pack.tokens to {longest} or more"):
+            command(settings)
+    assert not ledger.steps(tmp_path)
+
+
 def test_bfloat16_keeps_float32_masters_through_a_resume(model: Path, run: Path, tmp_path: Path) -> None:
     settings = ("--model.dtype=bfloat16", "--train.executions_per_step=1", "--train.lr=1e-5")
     train(config(model, tmp_path / "a", *settings, runs=run))
