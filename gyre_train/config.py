@@ -146,8 +146,8 @@ class PackConfig:
 
     tokens: int = 8192
     """Most tokens in one pack."""
-    attention: Literal["segments", "reference"] = "segments"
-    """Tree attention: `segments` (exact, skips dead cells) or `reference` (dense mask)."""
+    attention: Literal["segments", "flex", "reference"] = "segments"
+    """Tree attention: `segments` (exact, skips dead cells), `flex` (GPU, any dtype) or `reference` (dense mask)."""
     sharing: Literal["tree", "rows"] = "tree"
     """`tree`: shared prefixes once; `rows`: each trajectory as its own rows (same gradients, for comparison)."""
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from gyre_data.errors import ConfigError
+from gyre_train.attn.api import check_backend
 
 if TYPE_CHECKING:
     from .config import DataConfig, TrainingConfig
@@ -37,6 +38,7 @@ def check(config: TrainingConfig) -> None:
         raise ConfigError("output.dir: wanted a folder for ledger and checkpoints, got nothing; set output.dir")
     if not data.runs and not data.chat:
         raise ConfigError("data: wanted recorded runs or chat files, got neither; set data.runs or data.chat")
+    check_backend(config.pack.attention, device=config.model.device, dtype=config.model.dtype)
     _check_mix(data)
     _check_loss(config)
     if train.schedule == "constant" and train.min_lr:

@@ -1,180 +1,184 @@
 """Tree attention from flash kernels: blocks merged by log-sum-exp, exact backward, memory linear in the rows.
 
-A *chain* is a run of segments in which each follows its parent without a gap; inside a chain the mask is plain
-causal. All rows below a fork see the forked chain from its first row to the fork, in full. So the mask is one causal
-block per chain and one full block per fork, and the calls grow with the branch points, not with the depth. Backward
-runs the kernels' own backward per block with the *merged* output and log-sum-exp, which makes each block's share of
-the gradient exact.
+`blocks.py` cuts the mask into dense blocks. Each row's outputs over its blocks are merged by their log-sum-exp, in
+float32 or better. Backward runs the kernels' own backward per block with the *merged* output and log-sum-exp, which
+makes each block's share of the gradient exact; shares are summed in float32 or better.
 
-Shapes: T rows, H query heads, K key-value heads, G = H / K, D head dimension. Blocks of rows are plain slices:
-nothing is gathered or copied, and key-value heads are never expanded in memory.
+A kernel call takes one block (CPU, plain slices) or one level of blocks as many sequences (GPU, `flash.py`).
+
+Shapes: T rows, H query heads, K key-value heads, G = H / K, D head dimension.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gyre_data.errors import ConfigError
-from gyre_train.segment_table import SegmentTable, subtree_ends
+from gyre_train.attn.blocks import Block, RowRanges, blocks_of
+from gyre_train.attn.memo import per_table
+from gyre_train.segment_table import SegmentTable
 
-__all__ = ["AtenFlash", "Block", "BlockKernel", "VarlenFlash", "blocks_of", "segment_attention"]
+__all__ = ["AtenFlash", "BlockKernel", "Call", "calls_of", "segment_attention"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """Rows [q_start, q_end) against keys [k_start, k_end): causal against themselves, or all of an ancestor range."""
+class Call:
+    """One kernel call: blocks that share neither queries nor keys, all causal or all full."""
 
-    q_start: int
-    q_end: int
-    k_start: int
-    k_end: int
+    rows: slice | Tensor
+    """Of the query tensor: a run, or the row numbers."""
+    keys: slice | Tensor
     causal: bool
-
-
-def blocks_of(segments: SegmentTable) -> tuple[Block, ...]:
-    """The mask as blocks: one causal per chain first, then the full ones; together they tile the live cells once."""
-    ends_S = subtree_ends(segments)
-    chain_start: list[int] = []  # per segment, the first row of its chain
-    causal: dict[int, int] = {}  # first row of a chain -> its end
-    full: list[Block] = []
-    for segment, (start, end, parent) in enumerate(
-        zip(segments.start_S, segments.end_S, segments.parent_S, strict=True)
-    ):
-        # Depth first, so the next segment is the first child if there is one, and goes on in this chain.
-        first = chain_start[parent] if parent >= 0 and parent == segment - 1 else int(start)
-        chain_start.append(first)
-        causal[first] = int(end)
-        if segment + 1 < len(ends_S) and segments.parent_S[segment + 1] == segment:
-            others = int(ends_S[segment + 1]), int(ends_S[segment])  # the rows of all other children's subtrees
-            if others[0] < others[1]:
-                full.append(Block(q_start=others[0], q_end=others[1], k_start=first, k_end=int(end), causal=False))
-    own = (Block(q_start=s, q_end=e, k_start=s, k_end=e, causal=True) for s, e in causal.items())
-    return (*own, *full)
+    bounds_q: Tensor
+    """[number of blocks + 1], int32, on the tensors' device: where each block begins among `rows`."""
+    bounds_k: Tensor
+    longest_q: int
+    longest_k: int
 
 
 class BlockKernel(Protocol):
-    """Dense attention of one block. Log-sum-exp is [T, H], float32 or better."""
+    """Dense attention of a call's blocks, given its rows and keys only. Log-sum-exp is [T, H], float32 or better."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    takes_levels: bool
+    """Whether a call may hold several blocks."""
+
+    def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """Output [T, H, D] and log-sum-exp [T, H]."""
         ...
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+        self, call: Call, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v for this block, given the output and log-sum-exp merged over all blocks."""
+        """Gradients of q, k and v for this call, given the output and log-sum-exp merged over all calls."""
         ...
 
 
 class AtenFlash:
-    """PyTorch's CPU flash kernels (private operators: torch is pinned and a test holds their contract)."""
+    """PyTorch's CPU flash kernels (private operators: torch is pinned and a test holds their contract).
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    Key-value heads take the place of the batch. In a full block the query heads of a group are one longer run of
+    queries, so that keys are read, and their gradients written, once per group; in a causal block they share the keys'
+    memory by a stride of 0. Keys and values are never expanded.
+    """
+
+    takes_levels = False
+
+    def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """See BlockKernel."""
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        groups = q.shape[1] // k.shape[1]
-        out_KGTD, lse_KGT = op(_queries(q, groups), _keys(k, groups), _keys(v, groups), 0.0, causal, scale=scale)
-        return _rows(out_KGTD), lse_KGT.flatten(0, 1).T
+        fold, groups = self._folds(call, q, k), q.shape[1] // k.shape[1]
+        out, lse = op(_queries(q, groups, fold), *_keys(k, v, groups, fold), 0.0, call.causal, scale=scale)
+        return _rows(out, groups, fold), _rows(lse[..., None], groups, fold)[..., 0]
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+        self, call: Call, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See BlockKernel."""
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        groups = q.shape[1] // k.shape[1]
-        lse_KGT = lse.T.unflatten(0, (k.shape[1], groups))
-        dq_KGTD, dk_KGTD, dv_KGTD = op(
-            _queries(grad, groups), _queries(q, groups), _keys(k, groups), _keys(v, groups), _queries(out, groups),
-            lse_KGT, 0.0, causal, scale=scale,
+        fold, groups = self._folds(call, q, k), q.shape[1] // k.shape[1]
+        grad_q, q_q, out_q = (_queries(x, groups, fold) for x in (grad, q, out))
+        lse_q = _queries(lse[..., None], groups, fold)[..., 0]
+        dq, dk, dv = op(
+            grad_q, q_q, *_keys(k, v, groups, fold), out_q, lse_q, 0.0, call.causal, scale=scale
         )  # fmt: skip
         wide = torch.promote_types(q.dtype, torch.float32)
-        dk, dv = (x.sum(1, dtype=wide).permute(1, 0, 2) for x in (dk_KGTD, dv_KGTD))
-        return _rows(dq_KGTD), dk, dv
+        dk, dv = (x[:, 0] if x.shape[1] == 1 else x.sum(1, dtype=wide) for x in (dk, dv))
+        return _rows(dq, groups, fold), dk.transpose(0, 1), dv.transpose(0, 1)
+
+    def _folds(self, call: Call, q: Tensor, k: Tensor) -> bool:
+        # The backward kernel spreads over heads only: fold where key-value heads are enough for all threads.
+        return not call.causal and q.shape[1] > k.shape[1] >= torch.get_num_threads()
 
 
-def _queries(x_THD: Tensor, groups: int) -> Tensor:
-    """[K, G, T, D]: key-value heads take the place of the batch."""
-    return x_THD.unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
+def _queries(x_THD: Tensor, groups: int, fold: bool) -> Tensor:
+    """[K, G, T, D], or [K, 1, T * G, D]."""
+    x_TKGD = x_THD.unflatten(1, (-1, groups))
+    return x_TKGD.transpose(0, 1).flatten(1, 2)[:, None] if fold else x_TKGD.permute(1, 2, 0, 3)
 
 
-def _keys(x_TKD: Tensor, groups: int) -> Tensor:
-    """[K, G, T, D] with stride 0 over G: grouped heads share the memory."""
-    return x_TKD.permute(1, 0, 2)[:, None].expand(-1, groups, -1, -1)
+def _keys(k_TKD: Tensor, v_TKD: Tensor, groups: int, fold: bool) -> tuple[Tensor, ...]:
+    return tuple(x.transpose(0, 1)[:, None].expand(-1, 1 if fold else groups, -1, -1) for x in (k_TKD, v_TKD))
 
 
-def _rows(x_KGTD: Tensor) -> Tensor:
-    return x_KGTD.permute(2, 0, 1, 3).flatten(1, 2)
+def _rows(x: Tensor, groups: int, fold: bool) -> Tensor:
+    """Back to [T, H, D]."""
+    return (x[:, 0].unflatten(1, (-1, groups)).transpose(0, 1) if fold else x.permute(2, 0, 1, 3)).flatten(1, 2)
 
 
-class VarlenFlash:
-    """flash-attn 2.8 varlen kernels, one sequence a call. Unverified on a GPU: only the call contract is tested."""
-
-    def __init__(self, functions: Any = None) -> None:
-        if functions is None:
-            try:
-                from flash_attn import flash_attn_interface
-
-                functions = flash_attn_interface
-            except ImportError as error:
-                raise ConfigError(
-                    "pack.attention = segments on a GPU: wanted flash-attn 2.8, found none; install gyre-rl[gpu], or "
-                    "set pack.attention = reference"
-                ) from error
-        self._functions = functions
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        """See BlockKernel."""
-        out, lse_HT, *_ = self._functions._flash_attn_varlen_forward(
-            q, k, v, _bounds(q), _bounds(k), len(q), len(k), 0.0, scale, causal
-        )
-        return out, lse_HT.T
-
-    def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See BlockKernel."""
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        self._functions._flash_attn_varlen_backward(
-            grad.contiguous(), q, k, v, out, lse.T.contiguous(), dq, dk, dv, _bounds(q), _bounds(k), len(q), len(k),
-            0.0, scale, causal, -1, -1, 0.0, None, False,
-        )  # fmt: skip
-        return dq, dk, dv
+@per_table
+def calls_of(segments: SegmentTable, rows: RowRanges | None, device: torch.device, by_level: bool) -> tuple[Call, ...]:
+    """The kernel calls of a pack: a level of blocks each, or a block each."""
+    blocks = blocks_of(segments, rows)
+    shifts = _shifts(rows)
+    groups: Iterator[tuple[Block, ...]] = ((block,) for block in blocks)
+    if by_level:
+        groups = (tuple(group) for _, group in itertools.groupby(blocks, lambda block: block.level))
+    return tuple(_call(group, shifts, device) for group in groups)
 
 
-def _bounds(x: Tensor) -> Tensor:
-    return torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
+def _shifts(rows: RowRanges | None) -> list[tuple[int, int]]:
+    """Per range its end and what lies between a row's number in the pack and in the query tensor."""
+    if rows is None:
+        return []
+    shifts, seen = [], 0
+    for start, end in rows:
+        shifts.append((end, start - seen))
+        seen += end - start
+    return shifts
 
 
-def _kernel(device: torch.device) -> BlockKernel:
-    """The device switch."""
-    return AtenFlash() if device.type == "cpu" else VarlenFlash()
+def _call(blocks: Sequence[Block], shifts: list[tuple[int, int]], device: torch.device) -> Call:
+    runs_q = []
+    for block in blocks:
+        shift = next((by for end, by in shifts if block.q_end <= end), 0)
+        runs_q.append((block.q_start - shift, block.q_end - shift))
+    runs_k = [(block.k_start, block.k_end) for block in blocks]
+    rows, bounds_q, longest_q = _selection(runs_q, device)
+    keys, bounds_k, longest_k = _selection(runs_k, device)
+    return Call(
+        rows=rows, keys=keys, causal=blocks[0].causal, bounds_q=bounds_q, bounds_k=bounds_k,
+        longest_q=longest_q, longest_k=longest_k,
+    )  # fmt: skip
+
+
+def _selection(runs: list[tuple[int, int]], device: torch.device) -> tuple[slice | Tensor, Tensor, int]:
+    lengths = [end - start for start, end in runs]
+    bounds = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32)).to(device)
+    if all(before[1] == after[0] for before, after in itertools.pairwise(runs)):
+        return slice(runs[0][0], runs[-1][1]), bounds, max(lengths)
+    numbers = np.concatenate([np.arange(start, end) for start, end in runs])
+    return torch.from_numpy(numbers).to(device), bounds, max(lengths)
 
 
 class _SegmentAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], kernel: BlockKernel, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: tuple[Call, ...], kernel: BlockKernel, scale: float
     ) -> Tensor:
+        ctx.calls, ctx.kernel, ctx.scale = calls, kernel, scale
+        if len(calls) == 1:  # nothing to merge
+            keys = calls[0].keys
+            out, lse = kernel.forward(calls[0], q, k[keys], v[keys], scale)
+            ctx.save_for_backward(q, k, v, out, lse)
+            return out
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.empty_like(q, dtype=wide)
         lse = torch.empty(q.shape[:2], dtype=wide, device=q.device)
-        for block in blocks:
-            rows, keys = slice(block.q_start, block.q_end), slice(block.k_start, block.k_end)
-            part, part_lse = kernel.forward(q[rows], k[keys], v[keys], block.causal, scale)
-            if block.causal:  # the causal blocks come first and tile the rows
-                out[rows], lse[rows] = part.to(wide), part_lse.to(wide)
-                continue
-            total = torch.logaddexp(lse[rows], part_lse.to(wide))
-            out[rows] = out[rows] * (lse[rows] - total).exp()[..., None] + part * (part_lse - total).exp()[..., None]
-            lse[rows] = total
+        for call in calls:
+            part, part_lse = kernel.forward(call, q[call.rows], k[call.keys], v[call.keys], scale)
+            if call.causal:  # these come first and tile the rows
+                out[call.rows], lse[call.rows] = part, part_lse
+            else:
+                _merge(out, lse, call.rows, part, part_lse)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.blocks, ctx.kernel, ctx.scale = blocks, kernel, scale
         return out
 
     @staticmethod
@@ -182,16 +186,35 @@ class _SegmentAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         grad = grad.contiguous()
-        dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (q, k, v))
-        for block in ctx.blocks:
-            rows, keys = slice(block.q_start, block.q_end), slice(block.k_start, block.k_end)
+        if len(ctx.calls) == 1 and len(q) == len(k):
+            parts = ctx.kernel.backward(ctx.calls[0], grad, q, k, v, out, lse, ctx.scale)
+            return *(part.to(x.dtype) for part, x in zip(parts, (q, k, v), strict=True)), None, None, None
+        # The causal calls come first and write every query row, and every key row too unless other ranks hold queries.
+        fresh = torch.empty_like if len(q) == len(k) else torch.zeros_like
+        dq = torch.empty_like(q, dtype=lse.dtype)
+        dk, dv = (fresh(x, dtype=lse.dtype) for x in (k, v))
+        for call in ctx.calls:
+            rows, keys = call.rows, call.keys
             part_q, part_k, part_v = ctx.kernel.backward(
-                grad[rows], q[rows], k[keys], v[keys], out[rows], lse[rows], block.causal, ctx.scale
+                call, grad[rows], q[rows], k[keys], v[keys], out[rows], lse[rows], ctx.scale
             )
-            dq[rows] += part_q
-            dk[keys] += part_k
-            dv[keys] += part_v
+            if call.causal:
+                dq[rows], dk[keys], dv[keys] = part_q, part_k, part_v
+            else:  # no row or key is named twice in a call: plain sums, in a fixed order
+                dq[rows] += part_q
+                dk[keys] += part_k
+                dv[keys] += part_v
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
+def _merge(out: Tensor, lse: Tensor, rows: slice | Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Weigh the output so far and a block's by their shares of the softmax's denominator."""
+    so_far, so_far_lse = out[rows], lse[rows]
+    total = torch.logaddexp(so_far_lse, part_lse)
+    so_far.mul_((so_far_lse - total).exp()[..., None]).addcmul_(part.to(out.dtype), (part_lse - total).exp()[..., None])
+    lse[rows] = total
+    if not isinstance(rows, slice):
+        out[rows] = so_far
 
 
 def segment_attention(
@@ -200,9 +223,21 @@ def segment_attention(
     v_TKD: Tensor,
     segments: SegmentTable,
     scale: float,
+    rows: RowRanges | None = None,
     kernel: BlockKernel | None = None,
 ) -> Tensor:
-    """Attention by blocks; `kernel` is chosen by device unless given."""
-    kernel = _kernel(q_THD.device) if kernel is None else kernel
+    """Attention of `rows` (default: all) by blocks; `kernel` is chosen by device unless given."""
+    kernel = _kernel(q_THD) if kernel is None else kernel
+    calls = calls_of(segments, rows, q_THD.device, kernel.takes_levels)
     contiguous = (x.contiguous() for x in (q_THD, k_TKD, v_TKD))
-    return _SegmentAttention.apply(*contiguous, blocks_of(segments), kernel, scale)
+    out: Tensor = _SegmentAttention.apply(*contiguous, calls, kernel, scale)
+    return out
+
+
+def _kernel(like: Tensor) -> BlockKernel:
+    """The device switch."""
+    if like.device.type == "cpu":
+        return AtenFlash()
+    from gyre_train.attn.flash import VarlenFlash
+
+    return VarlenFlash()

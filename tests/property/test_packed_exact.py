@@ -11,9 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from gyre_train.attn.segments import segment_attention
 from gyre_train.pack import Pack, Piece, SegmentTable, TreeInput, lay_out, node_values
 from gyre_train.plan import plan
 from tests.support.exactness import ExactnessError, assert_exact
@@ -146,15 +144,15 @@ def test_the_check_sees(fault: str, backend: str) -> None:
 def test_the_check_sees_a_dropped_block(monkeypatch: pytest.MonkeyPatch) -> None:
     from gyre_train.attn import segments
 
-    def forgetful(q: Tensor, k: Tensor, v: Tensor, table: SegmentTable, scale: float) -> Tensor:
-        with pytest.MonkeyPatch.context() as patch:
-            whole = segments.blocks_of(table)
-            patch.setattr(segments, "blocks_of", lambda _: whole[: max(1, len(whole) - 1)])
-            return segment_attention(q, k, v, table, scale)
+    whole = segments.calls_of
+
+    def forgetful(table: SegmentTable, *arguments: object) -> tuple[segments.Call, ...]:
+        calls = whole(table, *arguments)
+        return calls[: max(1, len(calls) - 1)]
 
     model = TinyTransformer()
     (pack,) = plan([FORK], tokens=100).packs
-    monkeypatch.setattr(segments, "segment_attention", forgetful)
+    monkeypatch.setattr(segments, "calls_of", forgetful)
     with pytest.raises(ExactnessError, match="relative difference"):
         assert_exact(model, [FORK], [pack], anchor="step")
 

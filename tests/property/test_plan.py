@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.model_shapes import ModelShape
+from gyre_train.attn.blocks import blocks_of
 from gyre_train.attn.reference import dense_mask
-from gyre_train.attn.segments import blocks_of
 from gyre_train.pack import Pack, TreeInput
 from gyre_train.plan import EXACT, flops, plan
 from tests.support.tree_inputs import forests, make_tree

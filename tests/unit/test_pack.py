@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gyre_data.errors import AlignmentError, DataError
+from gyre_train.attn.blocks import blocks_of
 from gyre_train.attn.reference import dense_mask
-from gyre_train.attn.segments import blocks_of
 from gyre_train.pack import SegmentTable, TrajectoryInput, TreeInput, lay_out, node_values
 from gyre_train.plan import plan
 from tests.support.tree_inputs import make_tree

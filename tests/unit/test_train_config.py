@@ -53,6 +53,8 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--data.chat=c.jsonl"], 'use loss.kind = "sft"'),
         (["--data.epochs=2"], "used once by a policy loss"),
         (["--pack.tokens=0"], "above 0"),
+        (["--pack.attention=flex"], r"flex: wanted a GPU .* set pack\.attention = segments"),
+        (["--model.device=cuda"], r"wanted bfloat16 for flash-attn, the model runs in float32"),
         (["--train.lr=inf"], "finite number above 0, got inf"),
         (["--train.lr=nan"], "finite number above 0, got nan"),
         (["--train.warmup_steps=-5"], r"train\.warmup_steps: wanted a number from 0"),

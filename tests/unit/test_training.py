@@ -255,7 +255,11 @@ def test_what_cannot_be_trained_says_why(model: Path, run: Path, tmp_path: Path)
 
 def test_a_device_that_is_not_there_is_named(model: Path, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"wanted 99 CUDA devices.*set model\.device = cpu"):
-        train(config(model, tmp_path / "out", "--model.device=cuda", "--parallel.tp=99", runs=run))
+        train(
+            config(
+                model, tmp_path / "out", "--model.device=cuda", "--model.dtype=bfloat16", "--parallel.tp=99", runs=run
+            )
+        )
 
 
 def test_a_step_without_signal_says_why(model: Path, tmp_path: Path) -> None:
