@@ -6,13 +6,14 @@ are context. Token ids that a step may hold are not taken: nothing says that the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gyre_data.schema import AgentRole
+from gyre_data.schema import AgentRole, BranchReason
 
 from .calls import Line, Opening, Session, SourceCall, SourceFile
 from .lines import Files, parse_time
@@ -21,6 +22,7 @@ from .messages import Message, join_lines, list_of, message, objects_of, text_of
 __all__ = ["FORMAT", "VERSION", "belongs", "knows", "sessions"]
 
 FORMAT, VERSION = "atif", 1
+_CONTINUED = re.compile(r"\.cont-[0-9]+\.json$")
 _KNOWN_STEP = frozenset(
     {"step_id", "timestamp", "source", "model_name", "message", "reasoning_content", "tool_calls", "observation"}
     | {"metrics", "is_copied_context", "llm_call_count", "reasoning_effort"}
@@ -33,8 +35,9 @@ def knows(record: Mapping[str, Any]) -> bool:
 
 
 def belongs(path: Path) -> bool:
-    """Files of sub-agents are read with the one that names them only if that one is read; each also stands alone."""
-    return False
+    """What continues a trajectory is read with it; files of sub-agents also stand alone."""
+    begun = _CONTINUED.sub(".json", path.name)
+    return begun != path.name and (path.parent / begun).is_file()
 
 
 def sessions(path: Path, files: Files, owners: dict[str, str]) -> Iterator[Session]:
@@ -63,6 +66,8 @@ class _Agent:
     agent_id: str | None = None
     parent: str | None = None
     tool: str | None = None
+    continues: str | None = None
+    """Key of the last call before the compaction that this one begins with."""
     started: list[tuple[Mapping[str, Any], str | None]] = field(default_factory=list)
     """References to sub-agents, with the tool call each stands at."""
 
@@ -71,6 +76,7 @@ def _calls(session: Session, path: Path, told: Mapping[str, Any], files: Files) 
     found: list[tuple[float, SourceCall]] = []
     todo = [_Agent(told=told)]
     inside = _embedded(told)
+    gone_on: set[str] = set()
     seen = 0
     while todo:
         one = todo.pop(0)
@@ -79,6 +85,10 @@ def _calls(session: Session, path: Path, told: Mapping[str, Any], files: Files) 
             moment = max(moment, call.started_at.timestamp() if call.started_at else 0.0)
             found.append((moment, call))
         seen += 1
+        if (rest := _rest(one, path, inside, files, session, gone_on)) is not None:
+            inside |= _embedded(rest.told)
+            rest.continues = found[-1][1].key if found else None
+            todo.insert(0, rest)
         for ref, tool in one.started:
             child = _child(ref, path, inside, files, session)
             if child is None:
@@ -89,6 +99,21 @@ def _calls(session: Session, path: Path, told: Mapping[str, Any], files: Files) 
     if any(call.started_at for _, call in found):
         found.sort(key=lambda one: one[0])
     yield from (call for _, call in found)
+
+
+def _rest(
+    one: _Agent, path: Path, inside: Mapping[str, Mapping[str, Any]], files: Files, session: Session, seen: set[str]
+) -> _Agent | None:
+    """What goes on after a compaction of the same agent: in a file beside this one, or embedded."""
+    name = text_of(one.told.get("continued_trajectory_ref"))
+    if not name or name in seen:
+        return None
+    seen.add(name)
+    told = _child({"trajectory_id": name, "trajectory_path": name}, path, inside, files, session)
+    if told is None:
+        session.report.notes.append(f"the trajectory that goes on after this one is not at hand: {name}")
+        return None
+    return _Agent(told=told, agent_id=one.agent_id, parent=one.parent, tool=one.tool)
 
 
 def _embedded(told: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -141,6 +166,7 @@ def _steps(session: Session, one: _Agent, prefix: str) -> Iterator[SourceCall]:
             said, key = _message("assistant", step), f"{prefix}step {step.get('step_id')}"
             line = Line(before=line, message=said, said_by=key)
             yield _call(one, agent, step, key, context, said, tools, asked)
+            one.continues = None
             waiting = 0
         elif source in ("agent", "user", "system"):
             role = "assistant" if source == "agent" else source
@@ -183,6 +209,8 @@ def _call(
         agent_id=one.agent_id,
         parent_agent_id=one.parent,
         spawned_by_tool_call=one.tool,
+        reason=BranchReason.COMPACTION if one.continues else None,
+        continues=one.continues,
         started_at=min((time for time in (asked, at) if time), default=None),
         ended_at=at,
         usage=_usage(metrics),

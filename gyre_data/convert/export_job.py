@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from gyre_data.schema import AgentRole
 from gyre_data.segment import fsync_folder
 from gyre_data.tree import Forest, Tree
 
-__all__ = ["Job", "json_line", "new_file", "select"]
+__all__ = ["Job", "json_line", "new_file", "new_folder", "select"]
 
 
 def select(
@@ -192,6 +193,35 @@ def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         raise
     finally:
         beside.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def new_folder(path: Path, files: Iterable[tuple[str, bytes]], *, force: bool) -> None:
+    """A folder with these files that is there whole or not at all; `force` replaces files of a folder that is there.
+
+    ConfigError when there is something at `path` that is no empty folder, unless `force`.
+    """
+    there = path.is_dir() and any(path.iterdir())
+    if (there and not force) or (path.exists() and not path.is_dir()):
+        raise ConfigError(f"wanted a new folder to export to, {path} is there; name another, or use --force")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.parent / f".{path.name}.{token_hex(4)}.tmp"
+    beside.mkdir()
+    try:
+        for name, data in files:
+            with (beside / name).open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        fsync_folder(beside)
+        if not there:
+            beside.rename(path)
+        else:
+            for one in beside.iterdir():
+                one.replace(path / one.name)
+            fsync_folder(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     fsync_folder(path.parent)
 
 

@@ -5,7 +5,7 @@ Secrets are taken out unless the caller says otherwise. What each format cannot 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +16,8 @@ from gyre_data.redact import Redactor
 from gyre_data.run_copy import Exported, export_run
 from gyre_data.schema import AgentRole
 
-from .export_job import Job, new_file, select
+from .export_job import Job, new_file, new_folder, select
+from .to_atif import atif_files
 from .to_chat import write_chat
 from .to_parquet import write_parquet
 from .to_rows import write_prime_rl, write_slime
@@ -29,7 +30,8 @@ _FILES: dict[str, Callable[[Job, IO[bytes]], None]] = {
     "slime": write_slime,
     "prime-rl": write_prime_rl,
 }
-EXPORT_FORMATS = ("run", *_FILES)
+_FOLDERS: dict[str, Callable[[Job], Iterator[tuple[str, bytes]]]] = {"atif": atif_files}
+EXPORT_FORMATS = ("run", *_FILES, *_FOLDERS)
 _SUFFIXES = {".jsonl": "chat", ".parquet": "parquet"}
 _J_MAX = 5
 
@@ -71,8 +73,11 @@ def export(
         evaluators=evaluators,
         redactor=Redactor(patterns) if redact else None,
     )
-    with new_file(out, force=force) as file:
-        _FILES[format](job, file)
+    if format in _FOLDERS:
+        new_folder(out, _FOLDERS[format](job), force=force)
+    else:
+        with new_file(out, force=force) as file:
+            _FILES[format](job, file)
     return Exported(
         path=out,
         format=format,
