@@ -157,7 +157,14 @@ class ParallelConfig:
     """Processes."""
 
     tp: int = 1
-    """Tensor-parallel ranks, all on this machine; started by `gyre train` itself."""
+    """Tensor-parallel ranks: each holds a slice of every layer."""
+    dp: int = 1
+    """Data-parallel copies of the model: each takes some of a step's packs."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes, all on this machine and started by `gyre train` itself."""
+        return self.tp * self.dp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,9 @@ from gyre_data.errors import ConfigError, DataError
 from .config import DataConfig, LossConfig, ModelConfig, TrainingConfig
 from .edges import edges_of
 from .loss import policy_loss, sft_loss
+from .megatron.gradients import finish_gradients, gradient_of, wrap_model
 from .megatron.model import build_model, edge_logprobs
-from .megatron.parallel import finish_gradients, gradient_of, groups, wrap_model
+from .megatron.parallel import groups
 from .megatron.weights import export_tensors, load_hf
 from .pack import Pack, TreeInput
 from .plan import Sharing, plan

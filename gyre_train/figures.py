@@ -9,10 +9,10 @@ Amounts may be numbers or tensors of one element; tensors stay where they are un
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-__all__ = ["Figure", "Figures", "Max", "Mean", "Sum", "total", "values"]
+__all__ = ["Figure", "Figures", "Max", "Mean", "Sum", "plain", "total", "values"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +70,14 @@ def total(*parts: Figures) -> dict[str, Figure]:
         for name, figure in part.items():
             out[name] = out[name] + figure if name in out else figure  # type: ignore[operator]
     return out
+
+
+def plain(figures: Figures) -> dict[str, Figure]:
+    """The same figures in plain numbers, to be sent to another rank."""
+    return {
+        name: replace(figure, **{f.name: float(getattr(figure, f.name)) for f in fields(figure)})
+        for name, figure in figures.items()
+    }
 
 
 def values(figures: Figures) -> dict[str, float]:

@@ -76,7 +76,7 @@ def train(
     summary_file = output / "session.json"
     _stop_file(config).unlink(missing_ok=True)
     with _stopping(_stop_file(config)):
-        run_ranks(_rank_main, config.parallel.tp, config, str(summary_file), show_progress, device=config.model.device)
+        run_ranks(_rank_main, config.parallel, config, str(summary_file), show_progress, device=config.model.device)
     found = json.loads(summary_file.read_text(encoding="utf-8"))
     return TrainSummary(**{**found, "publish_errors": tuple(found["publish_errors"])})
 

@@ -3,8 +3,9 @@
     L = 1/E sum_e 1/N_e sum_{t owned by e} w_t l_t            (gyre_train.loss has w_t and l_t)
 
 Packs are micro-steps: their gradients add up un-normalised and 1/E is applied when the step closes, so how a step was
-cut into packs changes nothing. logp_old comes from the anchor: the recorded values (behaviour), this very forward
-(step, and the first step of a burst), or a forward under a host copy of the burst's first weights.
+cut into packs, and which rank computed which, changes nothing. logp_old comes from the anchor: the recorded values
+(behaviour), this very forward (step, and the first step of a burst), or a forward under a host copy of the burst's
+first weights.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from gyre_data.errors import DataError
 
 from .config import TrainingConfig
 from .edges import Anchor, Edges, Ratio, edges_of
-from .figures import Figure, Mean, total, values
-from .loss import SequenceRatios, policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
+from .figures import Figures, Mean, Sum, plain, total, values
+from .loss import SequenceRatios, SequenceSums, policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
 from .megatron.checkpoint import load_checkpoint, save_checkpoint
+from .megatron.gradients import clip_gradients, finish_gradients, wrap_model
 from .megatron.model import build_model, edge_logprobs
 from .megatron.optimizer import Optimizer
-from .megatron.parallel import clip_gradients, finish_gradients, wrap_model
+from .megatron.parallel import counts_figures, from_all_ranks, from_data_parallel
+from .megatron.schedule import dealt
 from .megatron.weights import TensorSource, import_tensors, load_hf
 from .mismatch import mismatch
 from .pack import Pack
@@ -77,22 +80,28 @@ class Learner:
         """Apply one optimiser step and return its figures."""
         started = time.monotonic()
         self.wrapped.zero_grad_buffer()
-        edges = self._edges(work)
-        ratios = self._spread_ratios(work.packs, edges)
-        loss, figures = 0.0, dict[str, Figure]()
-        for pack, pack_edges, pack_ratios in zip(work.packs, edges, ratios, strict=True):
+        own = dealt(work.packs)
+        packs = [work.packs[i] for i in own]
+        edges = self._edges(packs)
+        ratios = self._spread_ratios(own, packs, edges)
+        figures: Figures = {"loss": Sum(amount=0.0), "extra_forwards": Sum(amount=sum(r is not None for r in ratios))}
+        for pack, pack_edges, pack_ratios in zip(packs, edges, ratios, strict=True):
             logp_E, entropy_E = self._forward(pack)
             if self._anchor is None:
                 out = sft_loss(pack_edges, logp_E)
             else:
                 out = policy_loss(pack_edges, logp_E, pack_ratios, settings=self._config.loss)
             out.loss.backward()
-            loss += float(out.loss.detach())
-            entropy = {"entropy": Mean(amount=entropy_E.sum(), count=len(entropy_E))}
+            seen: Figures = {
+                "loss": Sum(amount=out.loss.detach()),
+                "entropy": Mean(amount=entropy_E.sum(), count=len(entropy_E)),
+            }
             gaps = mismatch(pack_edges, logp_E.detach(), version=work.step - 1)
-            figures = total(figures, out.figures, entropy, gaps)
+            figures = total(figures, seen, out.figures, gaps)
         finish_gradients(self.wrapped, step_scale(work.num_executions))
         norm = clip_gradients(self.model, self._config.train.clip_grad)
+        found = values(total(*from_all_ranks(plain(figures) if counts_figures() else {})))
+        loss = found.pop("loss")
         if not math.isfinite(norm) or not math.isfinite(loss):
             raise DataError(
                 f"step {work.step}: wanted a finite loss and gradient, got loss {loss} and gradient norm {norm}; the "
@@ -105,8 +114,7 @@ class Learner:
             "loss": loss * step_scale(work.num_executions),
             "grad_norm": norm,
             "lr": work.lr,
-            **values(figures),
-            "extra_forwards": float(sum(r is not None for r in ratios)),
+            **found,
             "seconds": time.monotonic() - started,
         }
 
@@ -121,20 +129,20 @@ class Learner:
         """Log-probs and entropies of the pack's edges."""
         return edge_logprobs(self.wrapped, pack, backend=self._config.pack.attention)
 
-    def _edges(self, work: StepWork) -> list[Edges]:
-        """The edges of every pack, with log-probs under the anchor's and the reference's weights."""
+    def _edges(self, packs: Sequence[Pack]) -> list[Edges]:
+        """The edges of these packs, with log-probs under the anchor's and the reference's weights."""
         anchor, device = self._anchor or Anchor.STEP, self._config.model.device
         ratio = Ratio.SEQUENCE if self._anchor is None else Ratio(self._config.loss.kind)
-        edges = [edges_of(p, anchor=anchor, ratio=ratio, device=device, dtype=self.dtype) for p in work.packs]
+        edges = [edges_of(p, anchor=anchor, ratio=ratio, device=device, dtype=self.dtype) for p in packs]
         if self._reference is not None:
-            logps = self._under(self._reference, work.packs)
+            logps = self._under(self._reference, packs)
             edges = [replace(e, logp_reference_E=logp_E) for e, logp_E in zip(edges, logps, strict=True)]
         if anchor is not Anchor.BURST or self._config.train.steps_per_burst == 1:
             return edges
         if self._burst is None:  # the burst opens: this forward is under the anchor's own weights
             self._burst = {name: p.detach().to("cpu", copy=True) for name, p in self.model.named_parameters()}
             return edges
-        logps = self._under(self._burst, work.packs)
+        logps = self._under(self._burst, packs)
         return [replace(e, logp_old_E=logp_E) for e, logp_E in zip(edges, logps, strict=True)]
 
     def _under(self, weights: Mapping[str, torch.Tensor], packs: Sequence[Pack]) -> list[torch.Tensor]:
@@ -157,25 +165,43 @@ class Learner:
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(weights[name])
 
-    def _spread_ratios(self, packs: Sequence[Pack], edges: Sequence[Edges]) -> list[SequenceRatios | None]:
-        """Ratios of packs that hold a part of a sequence: a no-grad forward over these packs comes first."""
+    def _spread_ratios(
+        self, own: Sequence[int], packs: Sequence[Pack], edges: Sequence[Edges]
+    ) -> list[SequenceRatios | None]:
+        """Ratios of packs that hold a part of a sequence: a no-grad forward over these packs comes first.
+
+        The other parts may be another rank's, so the sums of all are put together, in the order of the step's packs.
+        """
         out: list[SequenceRatios | None] = [None] * len(packs)
         if self._anchor is None or self._config.loss.kind == Ratio.TOKEN:
             return out
         spread = [i for i, e in enumerate(edges) if _holds_a_part(e)]
-        sums = []
+        sums: dict[int, SequenceSums] = {}
         for i in spread:
             if edges[i].logp_old_E is None:  # the anchor is the forward itself: every log-ratio is zero
                 logp_E = torch.zeros_like(edges[i].weight_E)
             else:
                 with torch.no_grad():
                     logp_E, _ = self._forward(packs[i])
-            sums.append(sequence_sums(edges[i], logp_E))
+            sums[own[i]] = _on(sequence_sums(edges[i], logp_E), "cpu")
+        everywhere: dict[int, SequenceSums] = {}
+        for part in from_data_parallel(sums):
+            everywhere |= part
         if spread:
-            ratios = sequence_ratios(sums)
+            device = self._config.model.device
+            ratios = sequence_ratios([_on(everywhere[index], device) for index in sorted(everywhere)])
             for i in spread:
                 out[i] = ratios
         return out
+
+
+def _on(sums: SequenceSums, device: str) -> SequenceSums:
+    return SequenceSums(
+        sequence_J=sums.sequence_J.to(device),
+        sum_J=sums.sum_J.to(device),
+        count_J=sums.count_J.to(device),
+        total_J=sums.total_J.to(device),
+    )
 
 
 def _holds_a_part(edges: Edges) -> bool:

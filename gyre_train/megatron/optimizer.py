@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
+from .gradients import gradient_of
 from .model import TreeGPTModel
-from .parallel import gradient_of
 
 __all__ = ["Optimizer"]
 

@@ -19,6 +19,7 @@ from gyre_data.child import free_port, gyre_child
 from gyre_data.execution import executions
 from gyre_data.schema import NodeKind
 from gyre_data.verify import verify
+from gyre_train.config import ParallelConfig
 from gyre_train.demo.steps import write_tasks
 from gyre_train.demo.teacher import conversations
 from gyre_train.lineage import base_version
@@ -125,7 +126,7 @@ def test_the_readmes_commands_work_on_what_the_demo_left(demo: Path) -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_contract_holds_on_the_demos_own_trees(demo: Path, tp: int) -> None:
-    run_ranks(check_recorded, tp, str(demo), str(demo / "demo" / "model-base"))
+    run_ranks(check_recorded, ParallelConfig(tp=tp), str(demo), str(demo / "demo" / "model-base"))
 
 
 def test_a_killed_proxy_loses_nothing_that_was_acknowledged(demo: Path, tmp_path: Path) -> None:

@@ -16,17 +16,13 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, PretrainedConfig
 
 from gyre_data.errors import ConfigError
+from gyre_train.config import ParallelConfig
 from gyre_train.megatron import model as model_module
+from gyre_train.megatron.gradients import clip_gradients
 from gyre_train.megatron.logprobs import vocab_parallel_logprobs
 from gyre_train.megatron.model import build_model
 from gyre_train.megatron.optimizer import Optimizer
-from gyre_train.megatron.parallel import (
-    clip_gradients,
-    groups,
-    is_first_rank,
-    run_ranks,
-    tp_rank,
-)
+from gyre_train.megatron.parallel import groups, is_first_rank, run_ranks, tp_rank
 from gyre_train.megatron.weights import export_tensors, import_tensors, load_hf, save_hf
 from gyre_train.pack import Pack, TreeInput, node_values
 from gyre_train.plan import plan
@@ -228,7 +224,7 @@ def test_two_ranks_equal_one() -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         with pytest.raises(ConfigError, match="after all was checked"):
-            run_ranks(two_ranks, 2, folder)
+            run_ranks(two_ranks, ParallelConfig(tp=2), folder)
         two = {path.stem: torch.load(path) for path in Path(folder).glob("*.pt")}
         with groups():
             one_folder = Path(folder) / "one"

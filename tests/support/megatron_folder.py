@@ -6,8 +6,8 @@ import torch
 from transformers import AutoConfig
 
 from gyre_train.exactness import recorded_trees
+from gyre_train.megatron.gradients import finish_gradients, gradient_of, wrap_model
 from gyre_train.megatron.model import TreeGPTModel, build_model, edge_logprobs
-from gyre_train.megatron.parallel import finish_gradients, gradient_of, wrap_model
 from gyre_train.megatron.weights import export_tensors, load_hf
 from gyre_train.pack import Pack
 from gyre_train.plan import plan

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from gyre_train.edges import Anchor
+from gyre_train.megatron.gradients import clip_gradients
 from gyre_train.megatron.optimizer import Optimizer
-from gyre_train.megatron.parallel import clip_gradients, groups
+from gyre_train.megatron.parallel import groups
 from gyre_train.pack import Pack, Piece, TreeInput, lay_out
 from gyre_train.step import Learner, StepWork
 from tests.support.training import config, tiny_model

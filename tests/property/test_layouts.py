@@ -1,0 +1,113 @@
+"""Every parallel layout takes the step that one process takes: loss, figures, gradients, norm and weights.
+
+One process equals the trajectories run alone (test_megatron_exact), so the layouts do too.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from megatron.core import parallel_state
+
+from gyre_train.config import ParallelConfig
+from gyre_train.edges import Anchor
+from gyre_train.megatron.parallel import groups, is_first_rank, model_parallel
+from gyre_train.megatron.weights import export_tensors
+from gyre_train.pack import Pack, Piece, TreeInput, lay_out
+from gyre_train.step import Learner, StepWork
+from tests.support.exactness import BOUND
+from tests.support.ranks import fork_ranks
+from tests.support.training import config, tiny_model
+from tests.support.tree_inputs import make_tree
+
+LAYOUTS = {
+    "dp4": ParallelConfig(dp=4),
+    "tp2-dp2": ParallelConfig(tp=2, dp=2),
+}
+CASES = (
+    ("tied", "float64", "sequence", Anchor.BEHAVIOUR),
+    ("tied", "float32", "token", Anchor.BURST),
+    ("untied", "float64", "execution", Anchor.BURST),
+)
+
+
+def executions() -> list[TreeInput]:
+    parents, lengths = [-1, 0, 1, 2, 1, 4, 0, 6, -1, 8], [4, 3, 2, 3, 0, 2, 3, 4, 3, 2]
+    wide = make_tree(parents, lengths, [node % 2 == 1 for node in range(10)], execution=3, seed=5)
+    deep = make_tree([-1, 0, 1, 2, 2], [3, 4, 2, 3, 3], [False, True, False, True, True], execution=9, seed=6)
+    return [wide, deep]
+
+
+def packs() -> tuple[Pack, ...]:
+    """Packs of different lengths; some trajectories lie in two, one pack holds both trees."""
+    trees, out = executions(), []
+    for tree, t in ((0, 0), (0, 1), (1, 0)):
+        owned = trees[tree].trajectories[t].owned_O
+        for part in (owned[:1], owned[1:]):
+            out.append([Piece(tree=tree, trajectories=(t,), owned=(part,))])
+    rest = [(tree, t) for tree in (0, 1) for t in range(len(trees[tree].trajectories))]
+    rest = [place for place in rest if place not in ((0, 0), (0, 1), (1, 0))]
+    for tree in (0, 1):
+        numbers = tuple(t for at, t in rest if at == tree)
+        owned = tuple(trees[tree].trajectories[t].owned_O for t in numbers)
+        out.append([Piece(tree=tree, trajectories=numbers, owned=owned)])
+    out[-2:] = [out[-2] + out[-1]]
+    return tuple(lay_out(trees, pieces) for pieces in out if any(o.size for piece in pieces for o in piece.owned))
+
+
+def found(root: Path, case: tuple[str, str, str, Anchor]) -> dict[str, torch.Tensor]:
+    """Two clipped steps on the same packs; everything that must not depend on the layout."""
+    model, dtype, kind, anchor = case
+    more = () if anchor is Anchor.BEHAVIOUR else ("--train.anchor=burst", "--train.steps_per_burst=2")
+    settings = config(
+        root / model, root / "out", f"--model.dtype={dtype}", f"--loss.kind={kind}", "--loss.clip_low=0.01",
+        "--loss.clip_high=100.0", "--train.clip_grad=0.01", "--loss.kl=0.1", "--train.weight_decay=0.1", *more,
+        runs=root,
+    )  # fmt: skip
+    learner = Learner(settings, anchor, None)
+    out: dict[str, torch.Tensor] = {}
+    for step in (1, 2):
+        figures = learner.step(StepWork(step=step, packs=packs(), num_executions=2, lr=1e-2))
+        figures.pop("seconds")
+        out |= {f"{step} {name}": torch.tensor([value]) for name, value in figures.items()}
+    assert figures["grad_norm"] > 0.01
+    out |= {f"gradient {name}": x for name, x in export_tensors(learner.model, learner.optimizer.tensors()["exp_avg"])}
+    if dtype == "float64":  # Adam divides by a gradient's own size, so float32's rounding does not stay small
+        out |= {f"weight {name}": x.clone() for name, x in export_tensors(learner.model)}
+    return out
+
+
+def in_every_layout(root: str) -> None:
+    """The process groups stay, Megatron's groups are made anew for each layout: one spawn for all of them."""
+    parallel_state.destroy_model_parallel()
+    for name, parallel in LAYOUTS.items():
+        with model_parallel(parallel):
+            for number, case in enumerate(CASES):
+                outcome = found(Path(root), case)
+                if is_first_rank():
+                    torch.save(outcome, Path(root) / f"{name}.{number}.pt")
+    parallel_state.initialize_model_parallel()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layouts")
+    tiny_model(folder / "tied", arch="qwen2", layers=4)
+    tiny_model(folder / "untied", arch="qwen3", layers=4)
+    return folder
+
+
+def test_every_layout_equals_one_process(root: Path) -> None:
+    assert len(packs()) == 6
+    assert len({pack.num_tokens for pack in packs()}) > 3
+    with groups():
+        alone = [found(root, case) for case in CASES]
+    fork_ranks(in_every_layout, ParallelConfig(dp=4), root, str(root))
+    for name in LAYOUTS:
+        for number, (case, wanted) in enumerate(zip(CASES, alone, strict=True)):
+            got = torch.load(root / f"{name}.{number}.pt")
+            assert got.keys() == wanted.keys()
+            for key, value in wanted.items():
+                assert value.isfinite().all(), key
+                worst = (got[key] - value).abs().max() / max(float(value.abs().max()), 1e-30)
+                assert worst <= BOUND[getattr(torch, case[1])], (name, case, key, float(worst))
