@@ -21,6 +21,7 @@ from .to_atif import atif_files
 from .to_chat import write_chat
 from .to_parquet import write_parquet
 from .to_rows import write_prime_rl, write_slime
+from .to_verifiers import write_verifiers
 
 __all__ = ["EXPORT_FORMATS", "export", "format_of"]
 
@@ -29,11 +30,13 @@ _FILES: dict[str, Callable[[Job, IO[bytes]], None]] = {
     "parquet": write_parquet,
     "slime": write_slime,
     "prime-rl": write_prime_rl,
+    "verifiers": write_verifiers,
 }
 _FOLDERS: dict[str, Callable[[Job], Iterator[tuple[str, bytes]]]] = {"atif": atif_files}
 EXPORT_FORMATS = ("run", *_FILES, *_FOLDERS)
 _SUFFIXES = {".jsonl": "chat", ".parquet": "parquet"}
 _J_MAX = 5
+_WHOLE = ("atif", "verifiers")  # formats that hold executions, not trajectories
 
 
 def export(
@@ -65,6 +68,8 @@ def export(
                 "a copy takes redact and patterns only: leave them out, or name another format"
             )
         return export_run(run, out, redact=redact, patterns=patterns)
+    if format in _WHOLE and (j_max != _J_MAX or tuple(roles) != ROLE_ORDER):
+        raise ConfigError(f"wanted whole executions as {format}, got j_max or roles; leave them out, or use where")
     job = Job(
         run,
         only=select(run, where, j_max=j_max, evaluators=evaluators),
