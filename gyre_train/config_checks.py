@@ -16,15 +16,8 @@ __all__ = ["check"]
 
 _POSITIVE = (
     *("data.j_max", "data.epochs", "train.executions_per_step", "train.steps_per_burst", "train.lr"),
-    *(
-        "pack.tokens",
-        "parallel.tp",
-        "parallel.dp",
-        "output.save_every",
-        "output.keep",
-        "publish.every",
-        "publish.timeout_s",
-    ),
+    *("pack.tokens", "parallel.tp", "parallel.pp", "parallel.dp"),
+    *("output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
 )
 
 _FROM_ZERO: dict[str, float] = {

@@ -28,10 +28,10 @@ from .figures import Figures, Mean, Sum, plain, total, values
 from .loss import SequenceRatios, SequenceSums, policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
 from .megatron.checkpoint import load_checkpoint, save_checkpoint
 from .megatron.gradients import clip_gradients, finish_gradients, wrap_model
-from .megatron.model import build_model, edge_logprobs
+from .megatron.model import build_model
 from .megatron.optimizer import Optimizer
 from .megatron.parallel import counts_figures, from_all_ranks, from_data_parallel
-from .megatron.schedule import dealt
+from .megatron.schedule import dealt, forward_packs, train_packs
 from .megatron.weights import TensorSource, import_tensors, load_hf
 from .mismatch import mismatch
 from .pack import Pack
@@ -85,19 +85,22 @@ class Learner:
         edges = self._edges(packs)
         ratios = self._spread_ratios(own, packs, edges)
         figures: Figures = {"loss": Sum(amount=0.0), "extra_forwards": Sum(amount=sum(r is not None for r in ratios))}
-        for pack, pack_edges, pack_ratios in zip(packs, edges, ratios, strict=True):
-            logp_E, entropy_E = self._forward(pack)
+
+        def loss_of(index: int, logp_E: torch.Tensor, entropy_E: torch.Tensor) -> torch.Tensor:
+            nonlocal figures
             if self._anchor is None:
-                out = sft_loss(pack_edges, logp_E)
+                out = sft_loss(edges[index], logp_E)
             else:
-                out = policy_loss(pack_edges, logp_E, pack_ratios, settings=self._config.loss)
-            out.loss.backward()
+                out = policy_loss(edges[index], logp_E, ratios[index], settings=self._config.loss)
             seen: Figures = {
                 "loss": Sum(amount=out.loss.detach()),
                 "entropy": Mean(amount=entropy_E.sum(), count=len(entropy_E)),
             }
-            gaps = mismatch(pack_edges, logp_E.detach(), version=work.step - 1)
+            gaps = mismatch(edges[index], logp_E.detach(), version=work.step - 1)
             figures = total(figures, seen, out.figures, gaps)
+            return out.loss
+
+        train_packs(self.wrapped, packs, loss_of, backend=self._config.pack.attention)
         finish_gradients(self.wrapped, step_scale(work.num_executions))
         norm = clip_gradients(self.model, self._config.train.clip_grad)
         found = values(total(*from_all_ranks(plain(figures) if counts_figures() else {})))
@@ -125,9 +128,9 @@ class Learner:
             source=Path(self._config.model.path), anchor=self._burst, keep=self._config.output.keep,
         )  # fmt: skip
 
-    def _forward(self, pack: Pack) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies of the pack's edges."""
-        return edge_logprobs(self.wrapped, pack, backend=self._config.pack.attention)
+    def _logprobs(self, packs: Sequence[Pack]) -> list[torch.Tensor]:
+        """Log-probs of every pack's edges under the present weights, without gradient."""
+        return [logp_E for logp_E, _ in forward_packs(self.wrapped, packs, backend=self._config.pack.attention)]
 
     def _edges(self, packs: Sequence[Pack]) -> list[Edges]:
         """The edges of these packs, with log-probs under the anchor's and the reference's weights."""
@@ -147,8 +150,8 @@ class Learner:
 
     def _under(self, weights: Mapping[str, torch.Tensor], packs: Sequence[Pack]) -> list[torch.Tensor]:
         """Log-probs of every pack's edges under other weights, without gradient."""
-        with torch.no_grad(), self._weights(weights):
-            return [self._forward(pack)[0] for pack in packs]
+        with self._weights(weights):
+            return self._logprobs(packs)
 
     @contextmanager
     def _weights(self, other: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -181,8 +184,7 @@ class Learner:
             if edges[i].logp_old_E is None:  # the anchor is the forward itself: every log-ratio is zero
                 logp_E = torch.zeros_like(edges[i].weight_E)
             else:
-                with torch.no_grad():
-                    logp_E, _ = self._forward(packs[i])
+                (logp_E,) = self._logprobs([packs[i]])
             sums[own[i]] = _on(sequence_sums(edges[i], logp_E), "cpu")
         everywhere: dict[int, SequenceSums] = {}
         for part in from_data_parallel(sums):

@@ -36,7 +36,15 @@ if TYPE_CHECKING:
     from gyre_train.pack import Pack
     from gyre_train.segment_table import SegmentTable
 
-__all__ = ["ARCHITECTURES", "TreeGPTModel", "TreeSeqParams", "build_model", "edge_logprobs", "full_logits"]
+__all__ = [
+    "ARCHITECTURES",
+    "TreeGPTModel",
+    "TreeSeqParams",
+    "build_model",
+    "edge_logprobs",
+    "full_logits",
+    "stage_forward",
+]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Loss edges per slice of the output layer: the logits of one slice are alive at a time, recomputed in backward.
@@ -118,9 +126,26 @@ class TreeGPTModel(GPTModel):
         self.position_embedding_type, self.mrope_section = "mrope", None
         self.real_vocab = real_vocab
 
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Mark embedding and output weights; those of a tied pair in two stages are both filled by `load_hf`.
+
+        The stock method makes the pair equal by sending it over the devices of a GPU.
+        """
+        if self.pre_process:
+            self.embedding.word_embeddings.weight.is_embedding_or_output_parameter = True
+        if self.post_process and self.output_layer.weight is not None:
+            self.output_layer.weight.is_embedding_or_output_parameter = True
+        if not self.share_embeddings_and_output_weights or self.pre_process is self.post_process:
+            return
+        weight = self.shared_embedding_or_output_weight()
+        weight.shared_embedding = True
+        weight.shared = self.post_process
+
     def _postprocess(
         self, hidden_states: torch.Tensor, *_: Any, packed_seq_params: TreeSeqParams, **__: Any
     ) -> torch.Tensor:
+        if not self.post_process:
+            return hidden_states
         hidden_TH = hidden_states[:, 0]
         rows_E = packed_seq_params.source_row_E
         if rows_E is None:
@@ -162,13 +187,14 @@ def build_model(
     """Build this rank's slice of the model that `hf` describes; groups must be up.
 
     Weights are left unset for `load_hf` unless `initialize`. Raises ConfigError for a model that cannot be trained
-    exactly here: another architecture, sliding windows, biases that Megatron has no place for, an indivisible `tp`.
+    exactly here: another architecture, sliding windows, biases that Megatron has no place for, indivisible layouts.
     """
     tp = int(parallel_state.get_tensor_model_parallel_world_size())
-    _check_supported(hf, tp)
+    pp = int(parallel_state.get_pipeline_model_parallel_world_size())
+    _check_supported(hf, tp, pp)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings of Megatron's own that we do not make
-        config = _transformer_config(hf, tp, dtype, device, initialize)
+        config = _transformer_config(hf, tp, pp, dtype, device, initialize)
         model = TreeGPTModel(
             config,
             _spec(config),
@@ -177,6 +203,8 @@ def build_model(
             vocab_size=-(-hf.vocab_size // tp) * tp,
             max_sequence_length=hf.max_position_embeddings,
             share_embeddings_and_output_weights=hf.tie_word_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
         )
     for name, parameter in model.named_parameters():  # Megatron marks slices only where it also initialises them
         parameter.tensor_model_parallel = "layernorm" not in name
@@ -184,7 +212,7 @@ def build_model(
 
 
 def _transformer_config(
-    hf: PretrainedConfig, tp: int, dtype: torch.dtype, device: str, initialize: bool
+    hf: PretrainedConfig, tp: int, pp: int, dtype: torch.dtype, device: str, initialize: bool
 ) -> TransformerConfig:
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
@@ -203,6 +231,7 @@ def _transformer_config(
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
         use_cpu_initialization=device == "cpu",
         perform_initialization=initialize,
         params_dtype=dtype,
@@ -226,7 +255,9 @@ def _spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     attention.core_attention = TreeAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(
+        layer_specs=[layer] * (config.num_layers // config.pipeline_model_parallel_size), layer_norm=RMSNorm
+    )
 
 
 def _head_dim(hf: PretrainedConfig) -> int:
@@ -244,7 +275,7 @@ def _inv_freq(hf: PretrainedConfig, head_dim: int) -> torch.Tensor:
     return inv_freq.float()
 
 
-def _check_supported(hf: PretrainedConfig, tp: int) -> None:
+def _check_supported(hf: PretrainedConfig, tp: int, pp: int) -> None:
     if hf.model_type not in ARCHITECTURES:
         raise ConfigError(
             f"model architecture: wanted one of {', '.join(ARCHITECTURES)}, the folder holds {hf.model_type}; "
@@ -262,6 +293,10 @@ def _check_supported(hf: PretrainedConfig, tp: int) -> None:
     ]
     if unsupported:
         raise ConfigError(f"this model uses {', '.join(unsupported)}, which is not trained exactly here; use another")
+    if hf.num_hidden_layers % pp:
+        raise ConfigError(
+            f"parallel.pp = {pp}: wanted a divisor of {hf.num_hidden_layers} layers; set another parallel.pp"
+        )
     if hf.num_key_value_heads % tp or hf.num_attention_heads % tp or hf.intermediate_size % tp:
         raise ConfigError(
             f"parallel.tp = {tp}: wanted a divisor of {hf.num_key_value_heads} key-value heads, "
@@ -272,7 +307,19 @@ def _check_supported(hf: PretrainedConfig, tp: int) -> None:
 def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-prob and entropy of the pack's loss edges, each [E], at each edge's temperature.
 
-    The same on every tensor-parallel rank. No gradient flows through the entropy.
+    The same on every tensor-parallel rank. No gradient flows through the entropy. The model must be in one stage;
+    `schedule.forward_packs` and `train_packs` know more of them.
+    """
+    logp_E, entropy_E = stage_forward(model, pack, None, backend=backend)
+    return logp_E, entropy_E.detach()
+
+
+def stage_forward(
+    model: nn.Module, pack: Pack, hidden: torch.Tensor | None, *, backend: str = "segments"
+) -> torch.Tensor:
+    """This pipeline stage's output for a pack: hidden states [T, 1, H], in the last stage log-probs, entropies [2, E].
+
+    `hidden` is the stage before's output, None in the first one.
     """
     device = next(model.parameters()).device
     extra = TreeSeqParams(
@@ -283,8 +330,9 @@ def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") ->
         target_id_E=_to_device(pack.target_id_E, device).long(),
         temperature_E=_to_device(pack.temperature_E, device),
     )
-    logp_E, entropy_E = _forward(model, pack.ids_T, pack.position_T, extra, device)
-    return logp_E, entropy_E.detach()
+    if hidden is not None:
+        getattr(model, "module", model).set_input_tensor(hidden)
+    return _forward(model, pack.ids_T, pack.position_T, extra, device)
 
 
 def full_logits(

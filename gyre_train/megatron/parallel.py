@@ -30,10 +30,13 @@ __all__ = [
     "from_all_ranks",
     "from_data_parallel",
     "from_first_rank",
+    "from_stage",
     "gather_shards",
     "groups",
     "is_first_rank",
     "model_parallel",
+    "pp_rank",
+    "pp_size",
     "run_ranks",
     "tp_rank",
     "tp_size",
@@ -71,7 +74,9 @@ def groups(
 @contextmanager
 def model_parallel(parallel: ParallelConfig) -> Iterator[None]:
     """Hold Megatron's groups over processes that have found each other; there must be `parallel.ranks` of them."""
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=parallel.tp)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tp, pipeline_model_parallel_size=parallel.pp
+    )
     try:
         yield
     finally:
@@ -146,6 +151,16 @@ def tp_rank() -> int:
     return int(parallel_state.get_tensor_model_parallel_rank())
 
 
+def pp_size() -> int:
+    """Pipeline stages of one copy of the model."""
+    return int(parallel_state.get_pipeline_model_parallel_world_size())
+
+
+def pp_rank() -> int:
+    """This process's stage."""
+    return int(parallel_state.get_pipeline_model_parallel_rank())
+
+
 def is_first_rank() -> bool:
     """True in the one process that writes files and speaks to the world."""
     return dist.get_rank() == 0
@@ -175,6 +190,22 @@ def _gathered(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     if len(out) > 1:
         dist.all_gather_object(out, value, group=group)
     return out
+
+
+def from_stage(stage: int, tensors: Sequence[torch.Tensor], device: torch.device) -> Sequence[torch.Tensor]:
+    """Return one pipeline stage's tensors in every stage; every rank must call it."""
+    if pp_size() == 1:
+        return tensors
+    group = parallel_state.get_pipeline_model_parallel_group()
+    source = dist.get_global_rank(group, stage)
+    box: list[Any] = [[(tuple(t.shape), t.dtype) for t in tensors]]
+    dist.broadcast_object_list(box, source, group=group)
+    if stage != pp_rank():
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in box[0]]
+    tensors = [t.contiguous() for t in tensors]
+    for tensor in tensors:
+        dist.broadcast(tensor, source, group=group)
+    return tensors
 
 
 def counts_figures() -> bool:

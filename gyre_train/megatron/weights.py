@@ -1,8 +1,9 @@
-"""Hugging Face weights in and out of a (tensor-parallel) TreeGPTModel, exact in both directions.
+"""Hugging Face weights in and out of a TreeGPTModel in slices and stages, exact in both directions.
 
 Megatron fuses what Hugging Face keeps apart: `linear_qkv` holds, per key-value group, [its query heads | k | v], and
 `linear_fc1` holds [gate | up], each sliced over ranks separately. One table below says it for every parameter;
-optimiser state has the shapes of its parameters and travels by the same table, so a checkpoint does not depend on `tp`.
+optimiser state has the shapes of its parameters and travels by the same table, so a checkpoint does not depend on the
+layout of ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from gyre_data.errors import ConfigError, CorruptError
 
 from .model import TreeGPTModel
-from .parallel import gather_shards, is_first_rank, tp_rank, tp_size
+from .parallel import from_stage, gather_shards, is_first_rank, pp_rank, pp_size, tp_rank, tp_size
 
 __all__ = ["TensorSource", "export_tensors", "import_tensors", "load_hf", "save_hf", "write_tensors"]
 
@@ -36,18 +37,24 @@ class _Entry:
     """One Megatron parameter: the Hugging Face tensors it is made of, and how they are joined and sliced."""
 
     name: str
+    """In its pipeline stage, where layers are numbered from 0."""
+    stage: int
     hf_names: tuple[str, ...]
     kind: str  # copy | rows | columns | qkv | gate_up
 
 
 def _entries(model: TreeGPTModel) -> Iterator[_Entry]:
+    stage = 0
+
     def entry(name: str, kind: str, *hf_names: str) -> _Entry:
-        return _Entry(name=name, hf_names=hf_names, kind=kind)
+        return _Entry(name=name, stage=stage, hf_names=hf_names, kind=kind)
 
     yield entry("embedding.word_embeddings.weight", "rows", "model.embed_tokens.weight")
     config = model.config
+    per_stage = config.num_layers // pp_size()
     for i in range(config.num_layers):
-        mine, theirs = f"decoder.layers.{i}.", f"model.layers.{i}."
+        stage = i // per_stage
+        mine, theirs = f"decoder.layers.{i % per_stage}.", f"model.layers.{i}."
         attn = theirs + "self_attn."
         yield entry(mine + "input_layernorm.weight", "copy", theirs + "input_layernorm.weight")
         suffixes = ("weight", "bias") if config.add_qkv_bias else ("weight",)
@@ -65,6 +72,13 @@ def _entries(model: TreeGPTModel) -> Iterator[_Entry]:
     yield entry("decoder.final_layernorm.weight", "copy", "model.norm.weight")
     if not model.share_embeddings_and_output_weights:
         yield entry("output_layer.weight", "rows", "lm_head.weight")
+
+
+def _copies(model: TreeGPTModel) -> Iterator[_Entry]:
+    """What a later stage holds again of an earlier one's."""
+    if model.share_embeddings_and_output_weights and pp_size() > 1:
+        embedding = ("model.embed_tokens.weight",)
+        yield _Entry(name="output_layer.weight", stage=pp_size() - 1, hf_names=embedding, kind="rows")
 
 
 def _slice(entry: _Entry, parts: tuple[torch.Tensor, ...], model: TreeGPTModel) -> torch.Tensor:
@@ -118,8 +132,10 @@ def export_tensors(
     own = dict(model.named_parameters()) if tensors is None else tensors
     device = next(model.parameters()).device
     for entry in _entries(model):
-        shards = gather_shards(own[entry.name].detach().to(device))
-        for name, whole in zip(entry.hf_names, _join(entry, shards, model), strict=True):
+        parts: tuple[torch.Tensor, ...] = ()
+        if entry.stage == pp_rank():
+            parts = _join(entry, gather_shards(own[entry.name].detach().to(device)), model)
+        for name, whole in zip(entry.hf_names, from_stage(entry.stage, parts, device), strict=True):
             yield name, whole.cpu().contiguous()
 
 
@@ -129,7 +145,9 @@ def import_tensors(
     """Fill the weights, or `into` keyed by Megatron name, from whole tensors that `read` gives by Hugging Face name."""
     own = dict(model.named_parameters()) if into is None else into
     with torch.no_grad():
-        for entry in _entries(model):
+        for entry in [*_entries(model), *_copies(model)]:
+            if entry.stage != pp_rank():
+                continue
             target = own[entry.name]
             local = _slice(entry, tuple(read(name) for name in entry.hf_names), model)
             if local.shape != target.shape:

@@ -23,6 +23,9 @@ from tests.support.tree_inputs import make_tree
 LAYOUTS = {
     "dp4": ParallelConfig(dp=4),
     "tp2-dp2": ParallelConfig(tp=2, dp=2),
+    "pp4": ParallelConfig(pp=4),
+    "tp2-pp2": ParallelConfig(tp=2, pp=2),
+    "pp2-dp2": ParallelConfig(pp=2, dp=2),
 }
 CASES = (
     ("tied", "float64", "sequence", Anchor.BEHAVIOUR),
