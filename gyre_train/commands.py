@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from .exactness import TrainingReport
-    from .forecast import Forecast
+    from .forecast import Forecast, Memory
     from .loop import TrainSummary
 
 __all__ = ["demo", "engine", "train", "verify_training"]
@@ -96,7 +96,7 @@ train.context_settings = {"allow_extra_args": True, "ignore_unknown_options": Tr
 
 def _show_forecast(found: Forecast, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps({**asdict(found), "fits": found.memory.fits}))
         return
     saved = found.unpacked_tokens / max(found.packed_tokens, 1)
     typer.echo(found.config)
@@ -106,9 +106,25 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
         f"packs {found.packs:,}"
     )
     typer.echo(f"compute    {found.flops:.3g} FLOPs, forward and backward")
+    _show_memory(found.memory)
     for level, reasons in found.excluded.items():
-        if reasons:
-            typer.echo(f"left out   {level}: " + ", ".join(f"{reason} {n:,}" for reason, n in reasons.items()))
+        if told := ", ".join(f"{reason} {n:,}" for reason, n in reasons.items() if n):
+            typer.echo(f"left out   {level}: {told}")
+
+
+def _show_memory(memory: Memory) -> None:
+    from gyre_data.show.numbers import file_size
+
+    whole = file_size(memory.total_bytes)
+    device = "unknown" if memory.device_bytes is None else file_size(memory.device_bytes)
+    typer.echo(
+        f"memory     about {whole}: state {file_size(memory.state_bytes)}, a pack of {memory.pack_tokens:,} "
+        f"takes {file_size(memory.activation_bytes)}; device {device}"
+    )
+    if memory.fits is False:
+        mend = f"set pack.tokens = {memory.fitting_tokens}" if memory.fitting_tokens else "raise parallel.tp"
+        told = f"A pack of {memory.pack_tokens:,} needs about {whole}, the device has {device}; {mend}"
+        typer.secho(told, fg="red")
 
 
 def verify_training(run: Path, model: str, *, dtype: str, limit: int, as_json: bool) -> None:

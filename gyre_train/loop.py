@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,7 +35,8 @@ from .lineage import Lineage, lineage_of
 from .loss import inert_settings
 from .megatron.checkpoint import latest_checkpoint, read_state
 from .megatron.parallel import from_first_rank, is_first_rank, run_ranks
-from .metrics import MetricsLog, ProgressLine
+from .metrics import MetricsLog
+from .progress import ProgressLine
 from .publish.files import FilePublisher
 from .schedule import learning_rate
 from .sinks import SinkSettings, open_sinks
@@ -151,7 +152,8 @@ def _loop(config: TrainingConfig, coordinator: _Coordinator | None) -> None:
         if coordinator:
             coordinator.record(order, figures, save)
         if save:
-            learner.save(_checkpoints(config), order.work.step, order.state)
+            with coordinator.saving(order) if coordinator else nullcontext():
+                learner.save(_checkpoints(config), order.work.step, order.state)
             if coordinator:
                 coordinator.saved(order)
 
@@ -246,7 +248,7 @@ class _Coordinator:
             ),
         )  # fmt: skip
         self._metrics = MetricsLog(Path(config.output.dir) / "metrics.jsonl", self._step)
-        self._progress = ProgressLine(total=config.train.steps or None, done=self._step, show=show_progress)
+        self._progress = ProgressLine(total=self._total_steps(), done=self._step, show=show_progress)
         self._progress.__enter__()
         self._chosen: tuple[Example, ...] = ()
         self._rows: dict[str, Any] = {}
@@ -271,6 +273,13 @@ class _Coordinator:
             )
         return str(info["policy_id"]), base.version
 
+    def _total_steps(self) -> int:
+        """Steps there will be, by what the data holds now and `train.steps`."""
+        config = self._config
+        left = sum(max(0, config.data.epochs - self._trained[e.execution_id]) for e in self._source.examples)
+        by_data = self._step - (-left // config.train.executions_per_step)
+        return min(by_data, config.train.steps or by_data)
+
     def next(self) -> _Order | None:
         """Choose and lay out the next step; None when training is over."""
         config = self._config.train
@@ -281,13 +290,15 @@ class _Coordinator:
             return None
         step = self._step + 1
         self._chosen = tuple(due)
-        made = plan_examples(due, self._config)
+        with self._progress.waiting("plan", f"laying out step {step}"):
+            made = plan_examples(due, self._config)
         self._rows = {
             "executions": made.num_executions,
             "trained_tokens": made.num_edges,
             "packs": len(made.packs),
             "packed_tokens": made.num_packed_tokens,
             "unpacked_tokens": made.num_unpacked_tokens,
+            "sharing": made.sharing_factor,
         }
         rewards = [e.reward for e in due if e.reward is not None]
         if rewards:
@@ -320,7 +331,10 @@ class _Coordinator:
         now = self._recorded_at = max(datetime.now(UTC), self._recorded_at + timedelta(microseconds=1))
         self._step = order.work.step
         row = {"step": self._step, "version": order.state["version"], **self._rows, **figures}
-        row["tokens_per_s"] = self._rows["packed_tokens"] / max(figures["seconds"], 1e-9)
+        seconds = max(figures["seconds"], 1e-9)
+        row["tokens_per_s"] = self._rows["packed_tokens"] / seconds
+        row["trained_tokens_per_s"] = self._rows["trained_tokens"] / seconds
+        row |= self._progress.waits()
         parent = self._base if self._step == 1 else PolicyVersion(policy_id=self._policy_id, n=self._step - 1)
         folder = _checkpoints(self._config) / f"step-{self._step:08d}"
         step = Step(
@@ -337,6 +351,10 @@ class _Coordinator:
         self._loss = figures["loss"]
         self._progress.step(row)
 
+    def saving(self, order: _Order) -> AbstractContextManager[None]:
+        """Around the writing of a checkpoint."""
+        return self._progress.waiting("save", f"saving step {order.work.step}")
+
     def saved(self, order: _Order) -> None:
         """A checkpoint of the step is durable; publish it when that is due."""
         self._checkpoint = _checkpoints(self._config) / f"step-{order.work.step:08d}"
@@ -349,7 +367,9 @@ class _Coordinator:
             return
         version = PolicyVersion(policy_id=self._policy_id, n=self._step)
         started = time.monotonic()
-        done = self._publisher.publish(self._checkpoint, version)
+        engines = f"{len(self._config.publish.engines)} engines"
+        with self._progress.waiting("publish", f"publishing: waiting for {engines} to load {version}"):
+            done = self._publisher.publish(self._checkpoint, version)
         self._publish_errors = [f"{p.engine}: {p.error}" for p in done if p.error]
         _LOG.info(
             "published %s to %d of %d engines in %.1f s", version, len(done) - len(self._publish_errors), len(done),

@@ -12,13 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 import gyre_data
 from gyre_data import ledger
 from gyre_data.errors import ConfigError, DataError
+from gyre_data.main import app
 from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
+from gyre_train import forecast as forecasts
 from gyre_train import loop, step
+from gyre_train.config import to_toml
 from gyre_train.forecast import forecast
 from gyre_train.lineage import lineage_of
 from gyre_train.loop import train
@@ -65,6 +69,9 @@ def test_rl_raises_what_won_and_lowers_what_lost(model: Path, run: Path, tmp_pat
     assert row["entropy"] > 0
     assert row["executions"] == 4
     assert row["packed_tokens"] < row["unpacked_tokens"]
+    assert row["sharing"] == row["unpacked_tokens"] / row["packed_tokens"]
+    assert row["trained_tokens_per_s"] == pytest.approx(row["trained_tokens"] / row["seconds"])
+    assert row["plan_seconds"] > 0
     # Engines load every safetensors file beside the weights, so nothing else may lie there.
     assert [f.name for f in Path(done.checkpoint).glob("*.safetensors")] == ["model.safetensors"]
     assert lineage_of(done.checkpoint).policy_ids == ("run", lineage_of(model).version.policy_id)
@@ -221,7 +228,29 @@ def test_the_forecast_is_what_training_does(model: Path, run: Path, tmp_path: Pa
     assert seen.edges == sum(r["trained_tokens"] for r in rows)
     assert seen.packed_tokens == sum(r["packed_tokens"] for r in rows)
     assert seen.flops > 0
+    assert seen.memory.pack_tokens == max(seen.memory.pack_tokens, seen.packed_tokens // seen.packs) <= 8192
+    assert seen.memory.fits
     assert seen.excluded["calls"] == {}
+
+
+def test_a_pack_that_does_not_fit_is_told_with_what_to_set(
+    model: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(model, tmp_path, "--model.dtype=bfloat16", runs=run)
+    file = tmp_path / "t.toml"
+    file.write_text(to_toml(settings))
+    alone = forecast(settings).memory
+    assert alone.state_bytes == 18 * sum(t.numel() for t in load_file(model / "model.safetensors").values())
+    monkeypatch.setattr(forecasts, "device_bytes", lambda device, ranks: alone.total_bytes - 1)
+    told = CliRunner().invoke(app, ["train", str(file), "--dry-run"]).output
+    assert f"A pack of {alone.pack_tokens} needs about" in told
+    assert "raise parallel.tp" in told  # less than one unit of tokens would fit
+    monkeypatch.setattr(forecasts, "_ROUND", 1)
+    fitting = forecast(settings).memory.fitting_tokens
+    assert fitting == alone.pack_tokens - 1
+    assert f"set pack.tokens = {fitting}" in CliRunner().invoke(app, ["train", str(file), "--dry-run"]).output
+    monkeypatch.setattr(forecasts, "device_bytes", lambda device, ranks: None)
+    assert "device unknown" in CliRunner().invoke(app, ["train", str(file), "--dry-run"]).output
 
 
 def test_trees_and_rows_give_the_same_weights(model: Path, run: Path, tmp_path: Path) -> None:
