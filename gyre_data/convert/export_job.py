@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any
 
 from gyre_data.admission import Admission, AdmittedExecution, admit
-from gyre_data.errors import ConfigError
+from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import Execution, ExecutionInfo, executions
+from gyre_data.hosted import usage_of
 from gyre_data.path import PathMessage
 from gyre_data.query import sql
 from gyre_data.reader import Run
@@ -24,8 +28,9 @@ from gyre_data.redact import Redactor
 from gyre_data.schema import AgentRole
 from gyre_data.segment import fsync_folder
 from gyre_data.tree import Forest, Tree
+from gyre_data.types import Call
 
-__all__ = ["Job", "json_line", "new_file", "new_folder", "select"]
+__all__ = ["Job", "TextMissing", "Usage", "finite", "json_line", "new_file", "new_folder", "select"]
 
 
 def select(
@@ -38,13 +43,49 @@ def select(
     """
     if where is None:
         return None
-    wanted = [name for name in ("admitted", "reason", "reward", "advantage") if name in where]
+    words = set(re.findall(r"\w+", where.lower()))
+    wanted = [name for name in ("admitted", "reason", "reward", "advantage") if name in words]
     table = "executions"
     if wanted:
         columns = ", ".join(f"a.{name}" for name in wanted)
         table = f"(select e.*, {columns} from executions e left join admission a using (execution_id))"
     found = sql(run, f"select execution_id from {table} where ({where})", j_max=j_max, evaluators=evaluators)
     return frozenset(found.arrow().column(0).to_pylist())
+
+
+_LEVELS = {"execution": "executions", "call": "calls", "trajectory": "trajectories"}
+
+
+class TextMissing(DataError):
+    """A conversation has a hole. What was to be written of it is left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Tokens of a call: by the provider's own count where there is one."""
+
+    prompt: int
+    """Those read from a cache, too."""
+    cached: int
+    output: int
+
+    @classmethod
+    def of(cls, call: Call) -> Usage | None:
+        """None when nobody counted."""
+        block = json.loads(call.provider_usage) if call.provider_usage else None
+        if isinstance(block, dict):
+            used = usage_of(call.wire, block)
+            return cls(
+                prompt=used.input + used.cache_write + used.cache_read, cached=used.cache_read, output=used.output
+            )
+        if call.prompt_tokens is None or call.output_tokens is None:
+            return None
+        return cls(prompt=call.prompt_tokens, cached=call.cached_tokens or 0, output=call.output_tokens)
+
+
+def finite(value: float | None) -> float | None:
+    """A number that JSON can hold."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 class Job:
@@ -101,7 +142,7 @@ class Job:
         names, found = self.infos, self.admission(**settings)
         for x in found.excluded:
             if x.execution_id in names:
-                self.left_out[f"{REASONS[x.reason].level}s".replace("ys", "ies")][str(x.reason)] += 1
+                self.left_out[_LEVELS[REASONS[x.reason].level]][str(x.reason)] += 1
         kept = {e.execution_id: e for e in found.executions}
         for name in names:
             if (one := kept.get(name)) is not None:
@@ -137,9 +178,13 @@ class Job:
     def _secret_in(self, blob_id: str) -> bool:
         if blob_id not in self._has_secret:
             assert self._redactor is not None
-            kinds = self._redactor.blob(self.run.blob(blob_id))[1]
-            self._in_ids.update(kinds)
-            self._has_secret[blob_id] = bool(kinds)
+            try:
+                kinds = self._redactor.blob(self.run.blob(blob_id))[1]
+            except KeyError:  # a text that is not there cannot be found clean
+                self._has_secret[blob_id] = True
+            else:
+                self._in_ids.update(kinds)
+                self._has_secret[blob_id] = bool(kinds)
         return self._has_secret[blob_id]
 
     def _tools_below(self, tree: Tree) -> dict[int, set[str]]:
@@ -154,12 +199,12 @@ class Job:
     # ------------------------------------------------------------------ texts
 
     def messages(self, conversation: Sequence[PathMessage], tree: Tree) -> list[tuple[PathMessage, dict[str, Any]]]:
-        """The messages that have a text, without secrets; KeyError when the run lacks one, which makes another talk."""
+        """The messages that have a text, without secrets; TextMissing when the run lacks one that it names."""
         found = []
         for one in conversation:
             if one.value is None:
                 if tree.message_blobs(one.node):
-                    raise KeyError(one.node)
+                    raise TextMissing(f"wanted the text of node {tree.node_id[one.node]}, the run does not hold it")
                 continue
             found.append((one, self.clean(one.value)))
         return found

@@ -15,12 +15,11 @@ import numpy as np
 
 from gyre_data.errors import DataError
 from gyre_data.execution import Execution
-from gyre_data.hosted import usage_of
 from gyre_data.path import Path, PathCall, PathMessage
 from gyre_data.schema import AgentRole, BranchReason
 from gyre_data.types import Call
 
-from .export_job import Job
+from .export_job import Job, TextMissing, Usage, finite
 from .to_chat import chat_message
 
 __all__ = ["atif_files"]
@@ -38,11 +37,11 @@ def atif_files(job: Job) -> Iterator[tuple[str, bytes]]:
             continue
         try:
             files = list(_execution(job, job.execution(execution_id)))
+        except TextMissing:
+            job.left_out["executions"]["text_missing"] += 1
+            continue
         except DataError:
             job.left_out["executions"]["inconsistent"] += 1
-            continue
-        except KeyError:
-            job.left_out["executions"]["text_missing"] += 1
             continue
         if not files:
             job.left_out["executions"]["no_output"] += 1
@@ -140,7 +139,7 @@ def _empty(job: Job, execution: Execution, calls: Sequence[Call] = ()) -> dict[s
         "sample_index": info.sample_index,
         "end_reason": info.end_reason and str(info.end_reason),
         "scores": [
-            {"evaluator": s.evaluator, "status": str(s.status), "value": s.value, "partial": s.partial}
+            {"evaluator": s.evaluator, "status": str(s.status), "value": finite(s.value), "partial": s.partial}
             for s in execution.scores
         ],
     }
@@ -225,19 +224,15 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
 def _metrics(job: Job, path: Path, by: PathCall) -> dict[str, Any]:
     """Counts of the call, and the ids that were sampled with their log-probs where they are known."""
     call, tree = by.call, path.tree
-    found: dict[str, Any]
-    if call.provider_usage:
-        used = usage_of(call.wire, json.loads(call.provider_usage))
-        found = {"prompt_tokens": used.input + used.cache_read + used.cache_write, "completion_tokens": used.output}
-        found["cached_tokens"] = used.cache_read
-    else:
-        found = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.output_tokens}
-        found["cached_tokens"] = call.cached_tokens
+    used = Usage.of(call)
+    found: dict[str, Any] = (
+        {"prompt_tokens": used.prompt, "completion_tokens": used.output, "cached_tokens": used.cached} if used else {}
+    )
     if not tree.counted_N[by.node] and not job.holds_secret(tree, by.node):
         found["completion_token_ids"] = tree.ids(by.node).tolist()
         if (values := tree.logprobs(by.node)) is not None and tree.finite_logprobs(np.array([by.node])).all():
             found["logprobs"] = values.tolist()
-    return {name: value for name, value in found.items() if value is not None}
+    return found
 
 
 # ---------------------------------------------------------------------- agents within agents

@@ -16,7 +16,7 @@ from gyre_data.admission import AdmittedExecution, AdmittedTrajectory
 from gyre_data.execution import Execution
 from gyre_data.path import Path
 
-from .export_job import Job, json_line
+from .export_job import Job, TextMissing, json_line
 
 __all__ = ["chat_message", "write_chat"]
 
@@ -52,7 +52,7 @@ def _lines(job: Job, admitted: AdmittedExecution, execution: Execution) -> Itera
         path = Path(execution, trajectory.leaf)
         try:
             messages = _messages(job, path, trajectory)
-        except KeyError:
+        except TextMissing:
             job.left_out["trajectories"]["text_missing"] += 1
             continue
         num_replies = sum(one["role"] == "assistant" and "weight" not in one for one in messages)

@@ -19,7 +19,7 @@ from gyre_data.eligible import eligibility
 from gyre_data.errors import DataError
 from gyre_data.execution import Execution
 
-from .export_job import Job
+from .export_job import Job, TextMissing
 from .to_chat import chat_message
 from .token_rows import TokenRow, token_row
 
@@ -117,7 +117,7 @@ def _rows(job: Job) -> Iterator[dict[str, Any]]:
             row = token_row(job, admitted, trajectory, execution)
             try:
                 messages = _messages(job, row)
-            except KeyError:
+            except TextMissing:
                 job.left_out["trajectories"]["text_missing"] += 1
                 continue
             rl_T = row.owned_T & np.repeat(rl_N[row.nodes], np.diff(row.starts_N1))

@@ -7,7 +7,6 @@ of the main conversation.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -17,12 +16,11 @@ from gyre_data.admission import AdmittedExecution
 from gyre_data.eligible import eligibility
 from gyre_data.errors import DataError
 from gyre_data.execution import Execution
-from gyre_data.hosted import usage_of
 from gyre_data.path import Path, PathMessage
 from gyre_data.schema import EndReason, ScoreStatus
 from gyre_data.types import Call
 
-from .export_job import Job, json_line
+from .export_job import Job, TextMissing, Usage, finite, json_line
 from .to_chat import chat_message
 
 __all__ = ["write_verifiers"]
@@ -40,10 +38,10 @@ def write_verifiers(job: Job, file: IO[bytes]) -> None:
         execution = job.execution(execution_id)
         try:
             line = _episode(job, execution, admitted.get(execution_id))
+        except TextMissing:
+            job.left_out["executions"]["text_missing"] += 1
         except DataError:
             job.left_out["executions"]["inconsistent"] += 1
-        except KeyError:
-            job.left_out["executions"]["text_missing"] += 1
         else:
             file.write(json_line(line))
             job.num_rows["executions"] += 1
@@ -216,19 +214,11 @@ def _call(job: Job, execution: Execution, call: Call, graph: _Graph) -> dict[str
         "finish_reason": finish,
         "time": {"start": call.started_at.timestamp(), "end": call.ended_at.timestamp() if call.ended_at else 0.0},
     }
-    if call.provider_usage:
-        used = usage_of(call.wire, json.loads(call.provider_usage))
+    if (used := Usage.of(call)) is not None:
         told["usage"] = {
-            "prompt_tokens": used.input + used.cache_write,
+            "prompt_tokens": used.prompt - used.cached,
             "completion_tokens": used.output,
-            "cached_input_tokens": used.cache_read,
-        }
-    elif call.prompt_tokens is not None and call.output_tokens is not None:
-        cached = call.cached_tokens or 0
-        told["usage"] = {
-            "prompt_tokens": call.prompt_tokens - cached,
-            "completion_tokens": call.output_tokens,
-            "cached_input_tokens": call.cached_tokens,
+            "cached_input_tokens": used.cached,
         }
     if call.error:
         told["error"] = {"type": str(call.status), "message": job.clean(call.error), "status_code": call.http_status}
@@ -239,7 +229,7 @@ def _rewards(execution: Execution) -> dict[str, Any]:
     """Of each evaluator the last scored verdict; None where it gave none, which is no zero."""
     found: dict[str, Any] = {}
     for score in execution.scores:
-        if score.status == ScoreStatus.SCORED and score.value is not None:
+        if score.status == ScoreStatus.SCORED and finite(score.value) is not None:
             found[score.evaluator] = {"score": score.value, "weight": 1.0}
         else:
             found.setdefault(score.evaluator, None)

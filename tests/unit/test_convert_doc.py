@@ -2,10 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from gyre_data.convert.exporting import EXPORT_FORMATS
 from gyre_data.convert.formats import FORMATS
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +33,23 @@ def test_the_session_of_the_checkout_gives_what_the_page_shows(tmp_path: Path) -
     assert len(re.findall("sub_agent a", tree)) == 2
 
 
-def test_the_python_block_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+def test_the_python_blocks_run(code: str, tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     _run([sys.executable, "-c", code], tmp_path)
 
 
+def test_exports_tell_what_the_page_shows(tmp_path: Path) -> None:
+    block = next(b for b in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) if "gyre export sample" in b)
+    for shown in block.removeprefix("$ ").split("\n$ "):
+        command, _, output = shown.partition("\n")
+        done = _run([sys.executable, "-m", "gyre_data", *shlex.split(command)[1:]], tmp_path)
+        assert done.rstrip() == output.rstrip()
+
+
 def test_the_table_has_every_format() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    importing, exporting = PAGE.split("\n# Exporting\n")
+    exported = re.findall(r"^\| `([\w-]+)`.* \|$", exporting, re.MULTILINE)
+    assert sorted(exported[1:]) == sorted(EXPORT_FORMATS)
+    rows = re.findall(r"^\| `(\w+)` \|", importing, re.MULTILINE)
     assert rows == ["claude_code", "codex", "pi", "atif", "swe_agent", "api_log", "chat"] == list(FORMATS)
