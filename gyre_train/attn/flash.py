@@ -41,24 +41,25 @@ class VarlenFlash:
 
     def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """See BlockKernel."""
-        head_dim = q.shape[2]
+        head_dim = q.shape[3]
         if head_dim % 8 or head_dim > 256:
             raise ConfigError(
                 "pack.attention = segments on a GPU: wanted a head dimension of up to 256 in steps of 8, the model has "
                 f"{head_dim}; set pack.attention = flex"
             )
         out, lse_HT, *_ = self._functions._flash_attn_varlen_forward(
-            q, k, v, call.bounds_q, call.bounds_k, call.longest_q, call.longest_k, 0.0, scale, call.causal
+            q.flatten(1, 2), k, v, call.bounds_q, call.bounds_k, call.longest_q, call.longest_k, 0.0, scale, call.causal
         )
-        return out, lse_HT.T
+        return out.view_as(q), lse_HT.T.unflatten(1, q.shape[1:3])
 
     def backward(
         self, call: Call, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See BlockKernel."""
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        grad, query, out, dq_THD = (x.flatten(1, 2) for x in (grad, q, out, dq))  # views
         self._functions._flash_attn_varlen_backward(
-            grad, q, k, v, out, lse.T.contiguous(), dq, dk, dv, call.bounds_q, call.bounds_k,
+            grad, query, k, v, out, lse.flatten(1, 2).T.contiguous(), dq_THD, dk, dv, call.bounds_q, call.bounds_k,
             call.longest_q, call.longest_k, 0.0, scale, call.causal, -1, -1, 0.0, None,
             torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip

@@ -6,7 +6,8 @@ makes each block's share of the gradient exact; shares are summed in float32 or 
 
 A kernel call takes one block (CPU, plain slices) or one level of blocks as many sequences (GPU, `flash.py`).
 
-Shapes: T rows, H query heads, K key-value heads, G = H / K, D head dimension.
+Shapes: T rows, H query heads, K key-value heads, G = H / K query heads of a group, D head dimension. Kernels see
+queries as [T, K, G, D]: the same memory as [T, H, D], and a CPU kernel's result needs no copy to be added to it.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class Call:
 
 
 class BlockKernel(Protocol):
-    """Dense attention of a call's blocks, given its rows and keys only. Log-sum-exp is [T, H], float32 or better."""
+    """Dense attention of a call's blocks, given its rows and keys only. Log-sum-exp is [T, K, G], float32 or better."""
 
     takes_levels: bool
     """Whether a call may hold several blocks."""
 
     def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Output [T, H, D] and log-sum-exp [T, H]."""
+        """Output [T, K, G, D] and log-sum-exp [T, K, G]."""
         ...
 
     def backward(
@@ -73,34 +74,32 @@ class AtenFlash:
     def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """See BlockKernel."""
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        fold, groups = self._folds(call, q, k), q.shape[1] // k.shape[1]
-        out, lse = op(_queries(q, groups, fold), *_keys(k, v, groups, fold), 0.0, call.causal, scale=scale)
-        return _rows(out, groups, fold), _rows(lse[..., None], groups, fold)[..., 0]
+        fold, groups = self._folds(call, q), q.shape[2]
+        out, lse = op(_queries(q, fold), *_keys(k, v, groups, fold), 0.0, call.causal, scale=scale)
+        return _rows(out, groups, fold), _rows(lse, groups, fold)
 
     def backward(
         self, call: Call, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See BlockKernel."""
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        fold, groups = self._folds(call, q, k), q.shape[1] // k.shape[1]
-        grad_q, q_q, out_q = (_queries(x, groups, fold) for x in (grad, q, out))
-        lse_q = _queries(lse[..., None], groups, fold)[..., 0]
-        dq, dk, dv = op(
-            grad_q, q_q, *_keys(k, v, groups, fold), out_q, lse_q, 0.0, call.causal, scale=scale
-        )  # fmt: skip
+        fold, groups = self._folds(call, q), q.shape[2]
+        grad_q, q_q, out_q, lse_q = (_queries(x, fold) for x in (grad, q, out, lse))
+        dq, dk, dv = op(grad_q, q_q, *_keys(k, v, groups, fold), out_q, lse_q, 0.0, call.causal, scale=scale)
         wide = torch.promote_types(q.dtype, torch.float32)
         dk, dv = (x[:, 0] if x.shape[1] == 1 else x.sum(1, dtype=wide) for x in (dk, dv))
         return _rows(dq, groups, fold), dk.transpose(0, 1), dv.transpose(0, 1)
 
-    def _folds(self, call: Call, q: Tensor, k: Tensor) -> bool:
+    def _folds(self, call: Call, q: Tensor) -> bool:
         # The backward kernel spreads over heads only: fold where key-value heads are enough for all threads.
-        return not call.causal and q.shape[1] > k.shape[1] >= torch.get_num_threads()
+        _, num_kv_heads, groups, _ = q.shape
+        return not call.causal and groups > 1 and num_kv_heads >= torch.get_num_threads()
 
 
-def _queries(x_THD: Tensor, groups: int, fold: bool) -> Tensor:
-    """[K, G, T, D], or [K, 1, T * G, D]."""
-    x_TKGD = x_THD.unflatten(1, (-1, groups))
-    return x_TKGD.transpose(0, 1).flatten(1, 2)[:, None] if fold else x_TKGD.permute(1, 2, 0, 3)
+def _queries(x: Tensor, fold: bool) -> Tensor:
+    """[K, G, T, ...], or [K, 1, T * G, ...]."""
+    x = x.transpose(0, 1)
+    return x.flatten(1, 2)[:, None] if fold else x.transpose(1, 2)
 
 
 def _keys(k_TKD: Tensor, v_TKD: Tensor, groups: int, fold: bool) -> tuple[Tensor, ...]:
@@ -108,8 +107,9 @@ def _keys(k_TKD: Tensor, v_TKD: Tensor, groups: int, fold: bool) -> tuple[Tensor
 
 
 def _rows(x: Tensor, groups: int, fold: bool) -> Tensor:
-    """Back to [T, H, D]."""
-    return (x[:, 0].unflatten(1, (-1, groups)).transpose(0, 1) if fold else x.permute(2, 0, 1, 3)).flatten(1, 2)
+    """Back to [T, K, G, ...]."""
+    x = x[:, 0].unflatten(1, (-1, groups)) if fold else x.transpose(1, 2)
+    return x.transpose(0, 1)
 
 
 @per_table
@@ -164,13 +164,13 @@ class _SegmentAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.calls, ctx.kernel, ctx.scale = calls, kernel, scale
         if len(calls) == 1:  # nothing to merge
-            keys = calls[0].keys
-            out, lse = kernel.forward(calls[0], q, k[keys], v[keys], scale)
+            out, lse = kernel.forward(calls[0], q, k[calls[0].keys], v[calls[0].keys], scale)
+            out = out.contiguous()
             ctx.save_for_backward(q, k, v, out, lse)
             return out
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.empty_like(q, dtype=wide)
-        lse = torch.empty(q.shape[:2], dtype=wide, device=q.device)
+        lse = torch.empty(q.shape[:3], dtype=wide, device=q.device)
         for call in calls:
             part, part_lse = kernel.forward(call, q[call.rows], k[call.keys], v[call.keys], scale)
             if call.causal:  # these come first and tile the rows
@@ -229,9 +229,9 @@ def segment_attention(
     """Attention of `rows` (default: all) by blocks; `kernel` is chosen by device unless given."""
     kernel = _kernel(q_THD) if kernel is None else kernel
     calls = calls_of(segments, rows, q_THD.device, kernel.takes_levels)
-    contiguous = (x.contiguous() for x in (q_THD, k_TKD, v_TKD))
-    out: Tensor = _SegmentAttention.apply(*contiguous, calls, kernel, scale)
-    return out
+    q_TKGD = q_THD.contiguous().unflatten(1, (k_TKD.shape[1], -1))
+    out_TKGD: Tensor = _SegmentAttention.apply(q_TKGD, k_TKD.contiguous(), v_TKD.contiguous(), calls, kernel, scale)
+    return out_TKGD.flatten(1, 2)
 
 
 def _kernel(like: Tensor) -> BlockKernel:
