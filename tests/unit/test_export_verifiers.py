@@ -8,7 +8,11 @@ import pytest
 
 import gyre_data as gd
 from gyre_data.errors import ConfigError
+from gyre_data.schema import DeliveryState, EndReason, ScoreStatus
+from gyre_data.store import RunWriter
+from gyre_data.types import Delivery, ExecutionEvent, Score
 from tests.support.importing import DATA
+from tests.support.rows import START, call_row, output_node, prompt_node
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +77,32 @@ def test_text_alone_and_secrets(sample: Any, tmp_path: Path) -> None:
                 assert "token_ids" not in node, (place, "its prefix would tell the secret, or is not exact")
     with pytest.raises(ConfigError, match="use where"):
         gd.export(sample, tmp_path / "c.jsonl", format="verifiers", j_max=1)
+
+
+def test_a_hole_in_a_conversation_and_a_score_that_is_no_number(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        for execution, text in (("e_1", "hi"), ("e_2", None)):
+            blob = "0" * 64 if text is None else writer.put_blob(json.dumps({"role": "user", "content": text}).encode())
+            prompt = prompt_node(f"n_{execution}", f"c_{execution}", execution_id=execution, message_blobs=(blob,))
+            said = (writer.put_blob(b'{"content":"fine","role":"assistant"}'),)
+            output = output_node(f"o_{execution}", f"c_{execution}", prompt, message_blobs=said)
+            writer.write([prompt, output, call_row(f"c_{execution}", prompt, output, execution)])
+            ended = ExecutionEvent(execution_id=execution, event="ended", at=START, end_reason=EndReason.FINISHED)
+            had = Delivery(call_id=f"c_{execution}", execution_id=execution, state=DeliveryState.DELIVERED, at=START)
+            nan = Score(
+                score_id=f"s_{execution}",
+                execution_id=execution,
+                evaluator="judge",
+                status=ScoreStatus.SCORED,
+                value=float("nan"),
+                at=START,
+            )
+            writer.write([ended, had, nan])
+    run = gd.open(tmp_path / "run")
+    for format, level in (("verifiers", "executions"), ("atif", "executions"), ("chat", "trajectories")):
+        done = gd.export(run, tmp_path / format, format=format)
+        assert done.left_out[level]["text_missing"] == 1
+        assert done.num_rows["executions"] == 1
+    (episode,) = episodes(tmp_path / "verifiers")
+    assert episode["traces"][0]["rewards"] == {"judge": None}
+    assert '"value": null' in (tmp_path / "atif" / "e_1.json").read_text()
