@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "import": ("gyre_data.convert.commands", "import_", "Import sessions that other tools recorded."),
     "export": ("gyre_data.convert.export_command", "export", "Write a run for other tools, without its secrets."),
     "score": ("gyre_data.show.score_command", "score", "Append an evaluator's verdict to an execution."),
+    "eval": ("gyre_data.show.eval_command", "eval_", "Tell how often attempts pass, and compare two runs."),
     "compact": ("gyre_data.folder_commands", "compact", "Rewrite a run as few large files, maybe compressed."),
     "merge": ("gyre_data.folder_commands", "merge", "Make one new run of several."),
     "tag": ("gyre_data.folder_commands", "tag", "Name what a run holds now as a dataset version."),

@@ -1,0 +1,107 @@
+"""`gyre eval`: a few lines over `gyre_data.evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gyre_data.errors import ConfigError
+from gyre_data.evaluate import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k
+from gyre_data.scores import parse_weights
+from gyre_data.show.layout import print_json
+from gyre_data.store import find_run
+from gyre_data.store import open as open_run
+
+__all__ = ["eval_"]
+
+
+def eval_(
+    run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the last run under ./runs.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="A second run, compared with the first task by task.")] = None,
+    k: Annotated[str, typer.Option("-k", help="Numbers of attempts, for example 1,4.")] = "1",
+    by: Annotated[str | None, typer.Option(help="`task`: a line for each task.")] = None,
+    evaluator: Annotated[list[str] | None, typer.Option(help="NAME or NAME=WEIGHT; may repeat.")] = None,
+    threshold: Annotated[float, typer.Option("--pass", help="A score of at least this much is a pass.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Tell how often attempts pass (pass@k, unbiased) and how sure that is (95 % over tasks); compare two runs.
+
+    Executions that no evaluator scored are counted, never taken as zero.
+    """
+    if by not in (None, "task"):
+        raise ConfigError(f"--by: wanted task, got {by!r}; leave it out for the run's own figures")
+    counts, weights = _numbers(k), parse_weights(evaluator)
+    found = [
+        evaluate(open_run(find_run(path)), k=counts, evaluators=weights, threshold=threshold)
+        for path in ((run,) if other is None else (run, other))
+    ]
+    compared = compare(*found) if other is not None else None
+    if as_json:
+        print_json(found[0] if compared is None else compared)
+        return
+    for one in found:
+        typer.echo("\n".join(_lines(one, by_task=by == "task")))
+    typer.echo("\n".join(_next(found[0]) if compared is None else _compared(compared)))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"-k: wanted numbers of attempts, got {text!r}; write for example -k 1,4") from None
+
+
+def _lines(one: Evaluation, *, by_task: bool) -> Iterator[str]:
+    scored = sum(t.attempts for t in one.tasks)
+    names = ", ".join(name if weight == 1 else f"{name}={weight:g}" for name, weight in one.evaluators.items())
+    yield f"{one.run}: {scored} of {one.executions} executions scored by {names}; {len(one.tasks)} tasks"
+    if one.unscored:
+        told = ", ".join(f"{reason} {number}" for reason, number in sorted(one.unscored.items()))
+        yield typer.style(f"  left out, not counted as zero: {told}", fg="red")
+    if by_task:
+        yield from _task_lines(one)
+    yield from _estimates(one.pass_at, one.mean, percent=True)
+    for number, tasks in one.too_few.items():
+        if tasks:
+            yield typer.style(f"  pass@{number}: left out {tasks} tasks with fewer than {number} scored", fg="red")
+
+
+def _task_lines(one: Evaluation) -> Iterator[str]:
+    ks = list(one.pass_at)
+    width = max(4, *(len(t.task) for t in one.tasks))
+    yield f"  {'task':<{width}}  passed  mean   " + "  ".join(f"pass@{n:<3}" for n in ks)
+    for t in one.tasks:
+        at = (pass_at_k(t.attempts, t.passes, n) for n in ks)
+        cells = "  ".join(f"{'-' if v is None else f'{v:.1%}':<8}" for v in at)
+        yield f"  {t.task:<{width}}  {f'{t.passes}/{t.attempts}':<6}  {t.mean:<5.3g}  {cells}".rstrip()
+
+
+def _estimates(pass_at: Mapping[int, Estimate], mean: Estimate, *, percent: bool) -> Iterator[str]:
+    sign = "" if percent else "+"
+    for number, at in pass_at.items():
+        yield f"  pass@{number:<3} {_interval(at, f'{sign}.1%')}"
+    yield f"  mean     {_interval(mean, f'{sign}.3f')}"
+
+
+def _interval(at: Estimate, form: str) -> str:
+    if at.value is None:
+        return "-  no task has as many scored attempts"
+    if at.low is None or at.high is None:
+        return f"{at.value:{form}}  no interval over {at.tasks} task"
+    return f"{at.value:{form}}  [{at.low:{form}}, {at.high:{form}}]  95 % {at.method} over {at.tasks} tasks"
+
+
+def _compared(one: Comparison) -> Iterator[str]:
+    alone = one.only_first + one.only_second
+    left = f"; {alone} in one run only are left out" if alone else ""
+    yield f"{one.second.run} minus {one.first.run}, paired by task: {one.tasks} tasks{left}"
+    yield from _estimates(one.pass_at, one.mean, percent=False)
+    equal = one.tasks - one.better - one.worse
+    yield f"  mean score better in {one.better} tasks, worse in {one.worse}, equal in {equal}"
+
+
+def _next(one: Evaluation) -> Iterator[str]:
+    yield f"next: gyre eval {one.run} OTHER_RUN | gyre eval {one.run} --by task"
