@@ -223,7 +223,7 @@ def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
 
     ConfigError when something is there already, unless `force` lets it be replaced.
     """
-    refuse_existing(path, force=force)
+    _refuse_existing(path, force=force)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.parent / f".{path.name}.{token_hex(4)}.tmp"
     try:
@@ -234,7 +234,7 @@ def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         put: Callable[..., None] = os.replace if force else os.link  # a link never replaces what came in between
         put(beside, path)
     except FileExistsError:
-        refuse_existing(path, force=False)
+        _refuse_existing(path, force=False)
         raise
     finally:
         beside.unlink(missing_ok=True)
@@ -270,7 +270,7 @@ def new_folder(path: Path, files: Iterable[tuple[str, bytes]], *, force: bool) -
     fsync_folder(path.parent)
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
+def _refuse_existing(path: Path, *, force: bool) -> None:
     """ConfigError when a file is there that must not be replaced."""
     if path.is_dir():
         raise ConfigError(f"wanted a file to export to, {path} is a folder; name a file in it")
