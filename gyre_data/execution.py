@@ -76,7 +76,7 @@ def find(ids: Iterable[str], prefix: str) -> str:
     if len(hits) == 1:
         return hits[0]
     came = f"{len(hits)} executions start with it ({', '.join(hits[:5])})" if hits else "no execution starts with it"
-    raise DataError(f"wanted one execution for {prefix!r}, but {came}; give a longer prefix, see `gyre ls`")
+    raise DataError(f"wanted one execution for {prefix!r}, but {came}; give a longer prefix, see `gyre ls RUN`")
 
 
 class Execution:
@@ -121,12 +121,12 @@ class Execution:
         )
 
     def path(self, name: str) -> Path:
-        """The path that ends with this node, or with what the call of this id sampled."""
+        """The path that ends with this node, or with what the call of this id or number (`c2`) sampled."""
         tree = self.tree
         if name in tree.index:
             return Path(self, tree.index[name])
-        for call in tree.calls:
-            if call.call_id == name and (leaf := tree.leaf(call)) is not None:
+        for number, call in enumerate(tree.calls, 1):
+            if name in (call.call_id, f"c{number}") and (leaf := tree.leaf(call)) is not None:
                 return Path(self, leaf)
         raise DataError(
             f"wanted a node or a rendered call of execution {self.execution_id}, got {name!r}; see `gyre tree --json`"

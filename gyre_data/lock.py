@@ -29,7 +29,8 @@ class FolderLock:
     def __init__(self, run: Path) -> None:
         if _read_json(run / "run.json").get("read_only"):
             raise ConfigError(
-                f"wanted to write to {run}, its run.json says read_only; copy the folder and take read_only out there"
+                f"wanted to write to {run}, its run.json says read_only; make a copy that is not: "
+                f"gyre export {run} --no-redact -o COPY"
             )
         self._fd = os.open(run / _NAME, os.O_CREAT | os.O_RDWR, 0o600)
         for attempt in range(_ATTEMPTS):

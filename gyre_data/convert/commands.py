@@ -94,6 +94,6 @@ def _session(one: ImportedSession) -> Iterator[Text]:
     if one.num_twice:
         yield Text(f"  {one.num_twice} records repeat another one's id; left out")
     if one.num_unanswered:
-        yield Text(f"  {one.num_unanswered} messages that no reply follows; left out")
+        yield Text(f"  {one.num_unanswered} message{'s' * (one.num_unanswered != 1)} that no reply follows; left out")
     for note in one.notes:
         yield Text(f"  {note}")

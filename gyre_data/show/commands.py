@@ -25,6 +25,7 @@ from gyre_data.tools import by_tool
 from .breakdown_text import call_lines, evaluator_lines, task_lines, tool_lines
 from .layout import screen, show
 from .stats_text import stats_lines
+from .target import where_of
 
 __all__ = ["By", "stats"]
 
@@ -72,7 +73,7 @@ def stats(
             trainer=None if trainer is None else open_run(trainer),
             model=model,
         )
-        where = " ".join(str(run.path) for run in opened)
+        where = " ".join(where_of(run) for run in opened)
         value, lines = found.to_json(), stats_lines(found, where=where, width=console.width)
     if as_json:
         _print_json(value)

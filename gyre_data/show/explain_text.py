@@ -21,6 +21,7 @@ _WRONG, _QUIET, _GOOD = "bold red", "dim", "green"
 _LABEL = 11
 _MOST_ROWS = 40
 _NEVER_RL = (Reason.TEXT_ONLY, Reason.HOSTED, Reason.NO_LOGPROBS)
+_AS_CHAT = (Reason.TEXT_ONLY, Reason.HOSTED)
 _BY = {"rl": "", "sft": " by SFT"}
 _LEVELS = (("executions", "executions"), ("calls", "calls"), ("trajectories", "trajectories"))
 
@@ -48,7 +49,8 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     if found.note is not None:
         yield from wrapped(Text(f"no reward chosen: {found.note}", style=_WRONG), width, indent=2)
     if not tokens and (why := _untrainable(found)):
-        yield from wrapped(Text(f"RL can train on none of it: {why}; SFT can", style=_WRONG), width, indent=2)
+        by = "RL" if found.loss == "rl" else "SFT"
+        yield from wrapped(Text(f"{by} can train on no token of it: {why}", style=_WRONG), width, indent=2)
     groups = {group.group_id: group for group in found.groups}
     members: dict[str | None, list[Verdict]] = {}
     for verdict in found.verdicts:
@@ -67,6 +69,12 @@ def run_lines(found: RunExplained, *, shorts: dict[str, str], where: str, width:
     left = next((v for v in found.verdicts if not v.trained), None) or next(iter(found.verdicts), None)
     if left is not None:
         yield Text(f"one of them: gyre explain {where} {shorts[left.execution_id]}", style=_QUIET)
+    if any(found.counts["calls"].get(reason) for reason in _AS_CHAT):
+        yield Text(_chat_hint(where), style=_QUIET)
+
+
+def _chat_hint(where: str) -> str:
+    return f"its text, for SFT: gyre export {where} -o chat.jsonl"
 
 
 def _untrainable(found: RunExplained) -> str | None:
@@ -78,7 +86,7 @@ def _untrainable(found: RunExplained) -> str | None:
 
 def _group_head(group_id: str | None, group: GroupExplained | None, verdicts: Sequence[Verdict]) -> list[Text]:
     if group_id is None:
-        return [Text("no group", style="bold yellow"), Text(f"{count(len(verdicts))} executions")]
+        return [Text("no group", style="bold yellow"), Text(counted(len(verdicts), "execution"))]
     told = [Text.assemble(("group ", "bold"), (group_id, "bold cyan"), f" {verdicts[0].task_id or ''}".rstrip())]
     return told + ([] if group is None else group_parts(group))
 
@@ -158,6 +166,8 @@ def execution_lines(found: ExecutionExplained, *, short: str, where: str, width:
     target = f"{where} {short}"
     named = [t.leaf_call for t in found.trajectories] + [one.number for one in found.left_out]
     next_ = [f"one call: gyre explain {target}:c{named[0]}", f"as a tree: gyre tree {target}"] if named else []
+    if any(one.reason in _AS_CHAT for one in found.left_out):
+        next_.append(_chat_hint(where))
     yield from hints(next_, width)
 
 
@@ -170,6 +180,9 @@ def _answer(found: ExecutionExplained) -> list[Text]:
             Text(f"{amount(v.num_owned)} tok through {v.num_trajectories} trajectories"),
         ]
     rule = RULES.get(v.reason, "") if v.reason else ""
+    never = Counter(one.reason for one in found.left_out if one.reason in _NEVER_RL)
+    if never and found.loss == "rl" and not any(t.num_owned for t in found.trajectories):
+        rule = f"nor would a verdict do: {RULES[never.most_common(1)[0][0]]}"
     return [Text("no", style=_WRONG), Text(f"admit.{v.reason}", style=_WRONG), Text(v.detail), Text(rule, style=_QUIET)]
 
 

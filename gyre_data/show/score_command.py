@@ -14,7 +14,7 @@ from gyre_data.errors import ConfigError
 from gyre_data.execution import executions, find
 from gyre_data.remote import append_scores
 from gyre_data.schema import ScoreStatus
-from gyre_data.scores import make_score
+from gyre_data.scores import make_score, scores_by_execution
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
 from gyre_data.verdicts import read_verdicts
@@ -67,6 +67,14 @@ def score(
         typer.echo(f"{row.execution_id}: {verdict} by {name}" + (f", through {through}" if through else ""))
     if source is not None:
         typer.echo(f"{len(stored)} verdicts; next: gyre stats {run} --by evaluator")
+        return
+    opened.refresh()
+    known = sorted({row.evaluator for rows in scores_by_execution(opened).values() for row in rows})
+    several = len(known) > 1
+    if several:
+        typer.echo(f"verdicts of {', '.join(known)}: whoever trains on it names the reward")
+    flag = f" --evaluator {stored[0].evaluator}" if several else ""
+    typer.echo(f"is it trained: gyre explain {run} {stored[0].execution_id}{flag}")
 
 
 def _status(failed: bool, skipped: bool) -> ScoreStatus:

@@ -122,13 +122,16 @@ def _nodes(found: Stats) -> list[str | Text]:
     return [
         f"{count(trees.message_nodes)} messages",
         *([] if on_paths == trees.message_nodes else [f"on trajectories {count(on_paths)}"]),
-        f"{count(trees.occurrences)} if expanded ({count(trees.repeats)} repeats, {ratio(trees.sharing_messages)})",
+        f"{count(trees.occurrences)} if expanded ({plural(trees.repeats, 'repeat')}, {ratio(trees.sharing_messages)})",
         f"{count(trees.trajectories)} trajectories, {count(trees.trajectories_kept)} kept ({cap})",
     ]
 
 
 def _tokens(trees: TreeCounts) -> list[str | Text]:
-    local = " (local count)" if trees.counted_tokens else ""
+    local = ""
+    if trees.counted_tokens:
+        part = "" if trees.counted_tokens == trees.distinct_tokens else f"{amount(trees.counted_tokens)} by "
+        local = f" ({part}local count)"
     parts: list[str | Text] = [f"distinct {amount(trees.distinct_tokens)}{local}"]
     if trees.trajectory_tokens != trees.distinct_tokens:
         parts.append(f"on trajectories {amount(trees.trajectory_tokens)}")

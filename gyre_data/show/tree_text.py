@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gyre_data.counts import TreeCounts, count_tree
 from gyre_data.eligible import Reason
-from gyre_data.schema import CallStatus
+from gyre_data.schema import CallStatus, ScoreStatus
 from gyre_data.scores import latest_scored
 from gyre_data.texts import node_messages, tools_of
 from gyre_data.types import PolicyVersion, Score
@@ -354,6 +354,8 @@ def _ending(shown: Outline, counts: TreeCounts, width: int, folded: int | None) 
     if left:
         told = "not trained: " + ", ".join(f"{number} {_reason(reason)}" for reason, number in left.most_common())
         yield from wrapped(Text(told), width, indent=2)
+    if counts.kept_tokens and not any(row.status == ScoreStatus.SCORED for row in shown.execution.scores):
+        yield Text("not scored: RL leaves it out until it is; trained is what it would give", style=_QUIET)
     if not counts.kept_tokens and left[Reason.NO_LOGPROBS]:
         yield Text("recorded without log-probs: RL cannot train on it, SFT can", style=_WRONG)
     if left[Reason.TEXT_ONLY]:

@@ -269,6 +269,7 @@ def test_two_branches_of_an_execution_are_compared(page: Any) -> None:
     assert "15 messages in both" not in text(page, "#talk")
     assert "messages in both, 0 only on the left, 2 only on the right" in " ".join(text(page, "#talk").split())
     page.locator("#talk .same summary").click()
+    page.wait_for_selector("#talk .same .brief")
     assert page.locator("#talk .same .brief").count() > 10
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -43,6 +44,13 @@ def test_stats(name: str, made: object) -> None:
 )
 def test_tree(name: str, made: object, prefix: str) -> None:
     check(f"tree-{name}.txt", tree_text(made(), prefix))  # type: ignore[operator]
+
+
+def test_a_local_count_of_a_part_is_told_as_one() -> None:
+    found = stats(published_case())
+    for counted, told in ((1_100, "(1.1k by local count)"), (found.trees.distinct_tokens, "(local count)"), (0, None)):
+        text = plain(stats_lines(replace(found, trees=replace(found.trees, counted_tokens=counted)), where="runs/a"))
+        assert told in text if told else "local count" not in text
 
 
 def test_published_case_prints_exactly_its_figures() -> None:

@@ -21,6 +21,8 @@ from tests.support.busy_case import busy_case
 from tests.support.forest import START, Forest, Made
 from tests.support.ledgers import append
 
+SESSIONS = Path(__file__).parents[1] / "data" / "sessions"
+
 
 def group() -> tuple[Forest, list[Made]]:
     """A group of three: one trained with a sub-agent and a lost call, one without a verdict, one with a failed one."""
@@ -93,6 +95,20 @@ def test_sft_asks_for_no_score_and_no_log_probs() -> None:
     assert explain_call(e, 1).ownership.rule == "admit.no_logprobs"
     assert explain_call(e, 1, loss="sft").ownership.owner == 0
     assert explain_execution(e, loss="sft").trajectories[0].num_owned == 7
+
+
+def test_imported_text_is_not_sent_for_a_verdict_but_to_export(tmp_path: Path) -> None:
+    gd.import_sessions([SESSIONS / "pi"], tmp_path / "run")
+    told = {}
+    for words in (["--loss", "rl"], ["--loss", "sft"], ["e_", "--loss", "rl"]):
+        found = CliRunner().invoke(app, ["explain", str(tmp_path / "run"), *words])
+        told[" ".join(words)] = " ".join(found.output.split())
+    assert "RL can train on no token of it: imported text" in told["--loss rl"]
+    assert "SFT can train on no token of it: imported text" in told["--loss sft"]
+    assert "nor would a verdict do: imported text" in told["e_ --loss rl"]
+    assert all(
+        text.endswith(f"its text, for SFT: gyre export {tmp_path / 'run'} -o chat.jsonl") for text in told.values()
+    )
 
 
 def test_a_call_names_its_owner_and_the_rule() -> None:

@@ -31,6 +31,15 @@ def prompts(e: ExecutionBuilder) -> list[str]:
     return [node.node_id for node in e.nodes.values() if node.kind == "prompt"]
 
 
+def test_a_path_is_named_by_a_node_or_a_call_or_its_number() -> None:
+    run, _e, a, b = two_turns()
+    e = Execution.load(run, "0123")
+    for call, number in ((a, "c1"), (b, "c2")):
+        assert {e.path(name).leaf for name in (call.id, number)} == {e.path(call.output).leaf}
+    with pytest.raises(DataError, match="got 'c3'"):
+        e.path("c3")
+
+
 def test_a_path_is_its_messages_with_their_spans_and_calls() -> None:
     run, _e, a, b = two_turns()
     path = Execution.load(run, "0123").main

@@ -40,7 +40,7 @@ def test_nothing_is_written_into_it(tmp_path: Path) -> None:
         ["verify", "sample"],
     ):
         assert runner.invoke(app, words).exit_code == 0, words
-    with pytest.raises(ConfigError, match=r"run\.json says read_only; copy the folder"):
+    with pytest.raises(ConfigError, match=r"run\.json says read_only; make a copy that is not: gyre export"):
         gd.RunWriter(SAMPLE)
     assert {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")} == before
     done = runner.invoke(app, ["export", "sample", "-o", str(tmp_path / "copy")])

@@ -115,6 +115,12 @@ def test_stats_by_role_and_by_evaluator(runs: Path) -> None:
     assert out("stats", runs, "--by", "role").splitlines()[1].startswith("main ")
 
 
+def test_a_second_evaluator_is_told_since_nobody_can_guess_the_reward(runs: Path) -> None:
+    told = out("score", runs, "0aaa", "0.25", "--evaluator", "style")
+    assert "verdicts of check, pytest, style: whoever trains on it names the reward" in told
+    assert told.splitlines()[-1] == f"is it trained: gyre explain {runs} e_0aaa00000001 --evaluator style"
+
+
 def test_score_under_the_lock(runs: Path) -> None:
     assert "e_0aaa00000001: 0.25 partial by pytest@4" in out(
         "score", runs, "0aaa", "0.25", "--evaluator", "pytest@4", "--partial", "--detail", "3 of 12"

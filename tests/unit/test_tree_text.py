@@ -30,6 +30,16 @@ def drawn(run: Forest, prefix: str, width: int = 80, depth: int | None = None, *
     return [line.plain for line in lines]
 
 
+def test_what_an_unscored_tree_would_train_is_called_that() -> None:
+    run = Forest()
+    run.execution("e_0123456789ab", score=0.0).call(output=7)
+    bare = run.execution("e_1123456789ab")
+    bare.call(output=7)
+    bare.score(None, status="failed")
+    note = "not scored: RL leaves it out until it is; trained is what it would give"
+    assert [note in drawn(run, prefix) for prefix in ("0123", "1123")] == [False, True]
+
+
 def test_depth_folds_and_adds_up_what_it_hides() -> None:
     whole, agents, top = (drawn(busy_case(), "0bbb", depth=depth) for depth in (9, 1, 0))
     assert whole == drawn(busy_case(), "0bbb")

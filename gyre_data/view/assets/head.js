@@ -13,6 +13,7 @@ function draw() {
   if (!e) return;
   const { info, raw } = e;
   const counts = raw.counts;
+  const admission = state.figures?.admission[e.id];
   const bad = [[counts.calls_failed, "failed"], [counts.calls_aborted, "aborted"], [counts.calls_undelivered, "undelivered"]].filter(([n]) => n);
   const lasted = seconds(info.started_at, info.ended_at);
   const stopped = state.run.executions.find((one) => one.execution_id === e.id)?.state === "interrupted";
@@ -25,7 +26,9 @@ function draw() {
     h("span", null, many(counts.calls, "call"), bad.map(([n, what]) => h("span.bad", null, ` ${int(n)} ${what}`))),
     h("span", { title: `${int(counts.occurrences)} if every trajectory were expanded` }, `${int(counts.message_nodes)} nodes`),
     h("span", null, `${amount(counts.distinct_tokens)} tokens`),
-    h("span.trained", null, `${amount(counts.kept_tokens)} trained`),
+    admission && !admission.admitted
+      ? h("span", { class: admission.reason.endsWith("running") ? "dim" : "bad", title: admission.detail }, `not admitted (${amount(counts.kept_tokens)} trainable)`)
+      : h("span.trained", null, `${amount(counts.kept_tokens)} ${admission ? "trained" : "trainable"}`),
     h("span.dim", { title: "trajectories kept of those there are" }, `${int(raw.trajectories.length)} of ${many(counts.trajectories, "path")}`),
     info.harness ? h("span", null, [info.harness, info.harness_version].filter(Boolean).join(" ")) : null,
     h("code.dim", null, info.execution_id));

@@ -124,7 +124,8 @@ function cut(svg, e, segment, { y, bottom, level }, scale) {
   const line = s("line", { x1: x, x2: x, y1: kind === "compaction" ? Math.min(y, level(how.tokens_before)) : bottom - 8, y2: bottom + 6, class: `cut ${kind}` });
   svg.append(line);
   if (kind === "compaction" && bottom - y > 40) {
-    svg.append(s("text", { x: x + 4, y: y + 9, class: "cut-text" }, `${amount(how.tokens_before)} → ${amount(how.tokens_after)}`));
+    const late = x > Number(svg.getAttribute("width")) - 160; // right of it there is no room, or the button
+    svg.append(s("text", { x: late ? x - 4 : x + 4, y: y + 9, class: "cut-text", "text-anchor": late ? "end" : "start" }, `${amount(how.tokens_before)} → ${amount(how.tokens_after)}`));
   }
 }
 

@@ -29,7 +29,7 @@ export function showTotals() {
       stats ? `${int(stats.occurrences)} expanded` : null,
       stats && stats.sharing ? `${stats.sharing.toFixed(2)}x` : null,
       stats ? bad(stats.false_forks, stats.false_forks === 1 ? "FALSE fork" : "FALSE forks") : null),
-    part("trained", stats ? amount(stats.kept_tokens) : "…",
+    part("trainable", stats ? amount(stats.kept_tokens) : "…",
       stats ? `${int(stats.trajectories_kept)} of ${many(stats.trajectories, "path")}` : null),
     priced.length ? part("list price", dollars(priced.reduce((n, e) => n + e.cost, 0))) : null);
 }
