@@ -106,6 +106,15 @@ def test_ranks_add_up_to_the_whole(attend: Attend) -> None:
     assert_close([*whole[:2], *shares], whole, 1e-13)
 
 
+def test_grouped_heads_with_more_threads_than_key_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the CPU kernels spread over the query heads; otherwise a group is one longer run of queries."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    table = comb(7)
+    for heads in ((4, 2), (6, 3)):
+        qkvg = inputs(table.num_rows, torch.float64, heads)
+        assert_close(values(segment_attention, table, qkvg), values(dense_attention, table, qkvg), 1e-12)
+
+
 @every_backend
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 5e-6), (torch.bfloat16, 2e-2)])
 def test_sums_are_kept_in_float32(attend: Attend, dtype: torch.dtype, bound: float) -> None:
