@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from gyre_data.errors import ConfigError
 from gyre_data.evaluate import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k
 from gyre_data.scores import parse_weights
 from gyre_data.show.layout import print_json
+from gyre_data.show.numbers import plural
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
 
@@ -25,15 +27,27 @@ def eval_(
     by: Annotated[str | None, typer.Option(help="`task`: a line for each task.")] = None,
     evaluator: Annotated[list[str] | None, typer.Option(help="NAME or NAME=WEIGHT; may repeat.")] = None,
     threshold: Annotated[float, typer.Option("--pass", help="A score of at least this much is a pass.")] = 1.0,
+    rescore: Annotated[
+        str | None, typer.Option(help="First judge the kept workspaces again with this command, as in tasks.toml.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.1, help="With --rescore: of one verdict.")] = 600.0,
+    jobs: Annotated[int, typer.Option("-j", min=1, help="With --rescore: verdicts at a time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Tell how often attempts pass (pass@k, unbiased) and how sure that is (95 % over tasks); compare two runs.
 
-    Executions that no evaluator scored are counted, never taken as zero.
+    Executions that no evaluator scored are counted, never taken as zero. --rescore judges copies of the workspaces that
+    `gyre run` kept, appends the verdicts under the evaluator's own name, and tells how often they pass.
     """
     if by not in (None, "task"):
         raise ConfigError(f"--by: wanted task, got {by!r}; leave it out for the run's own figures")
     counts, weights = _numbers(k), parse_weights(evaluator)
+    if rescore is not None:
+        again = import_module("gyre_proxy.launch.rescore").rescore
+        for path in (run,) if other is None else (run, other):
+            done = again(find_run(path), rescore, timeout_s=timeout_s, jobs=jobs)
+            weights = weights or {done.evaluator: 1.0}
+            typer.echo("\n".join(_rescored(done)), err=as_json)
     found = [
         evaluate(open_run(find_run(path)), k=counts, evaluators=weights, threshold=threshold)
         for path in ((run,) if other is None else (run, other))
@@ -47,6 +61,14 @@ def eval_(
     typer.echo("\n".join(_next(found[0]) if compared is None else _compared(compared)))
 
 
+def _rescored(done: Any) -> Iterator[str]:
+    yield f"judged again by {done.evaluator}: {done.scored} scored, {len(done.failed)} failed"
+    for execution_id, why in done.failed.items():
+        yield typer.style(f"  {execution_id} failed, not counted as zero: {why}", fg="red")
+    for reason, number in done.skipped.items():
+        yield typer.style(f"  not judged: {reason} {number}", fg="red")
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
@@ -57,7 +79,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _lines(one: Evaluation, *, by_task: bool) -> Iterator[str]:
     scored = sum(t.attempts for t in one.tasks)
     names = ", ".join(name if weight == 1 else f"{name}={weight:g}" for name, weight in one.evaluators.items())
-    yield f"{one.run}: {scored} of {one.executions} executions scored by {names}; {len(one.tasks)} tasks"
+    yield f"{one.run}: {scored} of {one.executions} executions scored by {names}; {plural(len(one.tasks), 'task')}"
     if one.unscored:
         told = ", ".join(f"{reason} {number}" for reason, number in sorted(one.unscored.items()))
         yield typer.style(f"  left out, not counted as zero: {told}", fg="red")
@@ -66,7 +88,9 @@ def _lines(one: Evaluation, *, by_task: bool) -> Iterator[str]:
     yield from _estimates(one.pass_at, one.mean, percent=True)
     for number, tasks in one.too_few.items():
         if tasks:
-            yield typer.style(f"  pass@{number}: left out {tasks} tasks with fewer than {number} scored", fg="red")
+            yield typer.style(
+                f"  pass@{number}: left out {plural(tasks, 'task')} with fewer than {number} scored", fg="red"
+            )
 
 
 def _task_lines(one: Evaluation) -> Iterator[str]:
