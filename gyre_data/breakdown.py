@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .columns import code_of, members
-from .counts import TreeCounts, added_up, count_tree
+from .counts import TreeCounts, added_up, count_in
 from .eligible import Reason, eligibility
 from .execution import ExecutionInfo, executions
 from .ownership import kept_trajectories
@@ -25,6 +26,8 @@ from .types import Score
 __all__ = ["CallCounts", "EvaluatorGroup", "TaskCounts", "by_client", "by_evaluator", "by_role", "by_task"]
 
 UNNAMED = "(unnamed)"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,10 +127,13 @@ def _by_call(
     """`names_of` gives, for a run, what gives the name of each call of a tree, in the order of its calls."""
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    inconsistent = 0
     for run in _every(runs):
         forest, name_of = Forest(run), names_of(run)
         for execution_id in forest.execution_ids:
-            tree = forest.tree(execution_id)
+            if (tree := forest.consistent(execution_id)) is None:
+                inconsistent += 1
+                continue
             judged = eligibility(tree)
             owned = [i for t in kept_trajectories(tree, judged, j_max=j_max) for i in t.owned]
             names, code_C = np.unique([*name_of(tree), str(AgentRole.UNKNOWN)], return_inverse=True)
@@ -148,6 +154,7 @@ def _by_call(
                 sums[name].update({**figures, "executions": int(figures["calls"] > 0)})
                 at = judged.reason_C[code_C[:-1] == place]
                 reasons[name].update(str(members(Reason)[code]) for code in at[at >= 0].tolist())
+    _warn(inconsistent)
     return [
         CallCounts(
             name=name,
@@ -175,7 +182,8 @@ def by_task(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[T
             for evaluator, value in _latest(rows).items():
                 values[task][evaluator].append(value)
             if info.execution_id in forest:
-                trees[task].append(count_tree(forest.tree(info.execution_id), j_max=j_max))
+                trees[task].append(count_in(forest, info.execution_id, j_max=j_max))
+    _warn(sum(one.inconsistent for found in trees.values() for one in found))
     order = sorted(infos, key=lambda task: (task is None, task or ""))
     return [
         _task(task, infos[task], len(groups[task]), states[task], added_up(trees[task]), values[task]) for task in order
@@ -256,6 +264,12 @@ def _std(values: list[float]) -> float | None:
     if not values:
         return None
     return 0.0 if min(values) == max(values) else float(np.std(values))
+
+
+def _warn(inconsistent: int) -> None:
+    """Tell of executions that no row counts, since their own rows contradict one another."""
+    if inconsistent:
+        _log.warning("%d inconsistent executions are left out of the counts; `gyre verify` names them", inconsistent)
 
 
 def _every(runs: Tables | Sequence[Tables]) -> list[Tables]:

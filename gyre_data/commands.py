@@ -15,6 +15,7 @@ import typer
 from .checks import ProblemKind
 from .errors import ConfigError
 from .listing import list_executions, list_runs
+from .printable import printable
 from .salvage import plan_salvage
 from .salvage import salvage as salvage_run
 from .show.folder_text import salvage_lines
@@ -80,7 +81,7 @@ def verify(
         raise ConfigError("wanted --salvage with --yes, got --yes alone; a check changes nothing")
     if salvage:
         done = (salvage_run if yes else plan_salvage)(path)
-        typer.echo(json.dumps(asdict(done), indent=1) if as_json else "\n".join(salvage_lines(done)))
+        typer.echo(json.dumps(asdict(done), indent=1) if as_json else printable("\n".join(salvage_lines(done))))
         raise typer.Exit(1 if done.broken and (not yes or any(one.left_alone for one in done.broken)) else 0)
     report = verify_run(path)
     if as_json:
@@ -95,12 +96,12 @@ def _show(report: Report) -> None:
     for problem in report.problems:
         shown[problem.kind] += 1
         if shown[problem.kind] <= _MAX_SHOWN:
-            typer.secho(f"{problem.kind:10} {problem.where}: {problem.detail}", fg=typer.colors.RED)
+            typer.secho(printable(f"{problem.kind:10} {problem.where}: {problem.detail}"), fg=typer.colors.RED)
     for kind, count in shown.items():
         if count > _MAX_SHOWN:
             typer.secho(f"{kind:10} and {count - _MAX_SHOWN} more; --json lists all", fg=typer.colors.RED)
     for note in report.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(printable(f"note: {note}"))
     rows = ", ".join(f"{name} {count:,}" for name, count in report.num_rows.items()) or "none"
     verdict = "clean" if not report.problems else f"{len(report.problems)} problems"
     typer.echo(f"{report.path}: {verdict}; manifest {report.manifest}; rows: {rows}")

@@ -32,13 +32,15 @@ from .ownership import kept_trajectories
 from .schema import AgentRole, Author, BranchReason, CallStatus, DeliveryState, NodeKind
 from .tree import Forest, Tables, Tree
 
-__all__ = ["TreeCounts", "added_up", "count_run", "count_tree"]
+__all__ = ["TreeCounts", "added_up", "count_in", "count_run", "count_tree"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeCounts:
     """Counts of one tree; those of several trees add up."""
 
+    inconsistent: int = 0
+    """Executions whose rows contradict one another: they are in no other count."""
     calls: int = 0
     calls_failed: int = 0
     calls_aborted: int = 0
@@ -226,7 +228,13 @@ def _version_tokens(tree: Tree, sampled: Rows) -> Counter[str]:
 def count_run(run: Tables, *, j_max: int | None = 5) -> TreeCounts:
     """Count every tree of a run, added up."""
     forest = Forest(run)
-    return added_up(count_tree(forest.tree(execution_id), j_max=j_max) for execution_id in forest.execution_ids)
+    return added_up(count_in(forest, execution_id, j_max=j_max) for execution_id in forest.execution_ids)
+
+
+def count_in(forest: Forest, execution_id: str, *, j_max: int | None = 5) -> TreeCounts:
+    """Count one execution of a run; one that contradicts itself says nothing about the others."""
+    tree = forest.consistent(execution_id)
+    return TreeCounts(inconsistent=1) if tree is None else count_tree(tree, j_max=j_max)
 
 
 def added_up(parts: Iterable[TreeCounts]) -> TreeCounts:

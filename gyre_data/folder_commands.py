@@ -16,6 +16,7 @@ import typer
 from . import compact as compaction
 from . import pins
 from .merge import merge as merge_runs
+from .printable import printable
 from .removal import plan_removal, remove
 from .show import folder_text
 from .store import find_run
@@ -71,7 +72,9 @@ def tag(
     if name is None:
         known = pins.tags(path)
         typer.echo(
-            json.dumps([asdict(one) for one in known], indent=1) if as_json else folder_text.tags_text(path, known)
+            json.dumps([asdict(one) for one in known], indent=1)
+            if as_json
+            else printable(folder_text.tags_text(path, known))
         )
         return
     done = pins.delete_tag(path, name) if delete else pins.tag(path, name, note)
@@ -89,4 +92,4 @@ def merge(
 
 
 def _print(record: Any, as_json: bool, lines: Sequence[str]) -> None:
-    typer.echo(json.dumps(asdict(record), default=str, indent=1) if as_json else "\n".join(lines))
+    typer.echo(json.dumps(asdict(record), default=str, indent=1) if as_json else printable("\n".join(lines)))

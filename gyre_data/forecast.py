@@ -208,7 +208,8 @@ class _Execution:
 def _executions(forests: Iterable[Forest], *, as_trainable: bool) -> Iterable[_Execution]:
     for forest in forests:
         for execution_id in forest.execution_ids:
-            tree = forest.tree(execution_id)
+            if (tree := forest.consistent(execution_id)) is None:
+                continue
             judged = eligibility(tree)
             if as_trainable:
                 judged = replace(judged, trainable_N=judged.eligible_N)

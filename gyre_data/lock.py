@@ -83,7 +83,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, or an empty one: a message must not fail over the details it adds."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

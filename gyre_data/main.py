@@ -16,6 +16,7 @@ from typer.main import get_command as build_command
 
 from . import __version__
 from .errors import GyreError
+from .printable import printable
 
 __all__ = ["COMMANDS", "app", "run"]
 
@@ -113,7 +114,7 @@ def run() -> None:
     try:
         app()
     except GyreError as error:
-        sys.stderr.write(f"gyre: {error}\n")
+        sys.stderr.write(f"gyre: {printable(str(error))}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("gyre: stopped\n")

@@ -212,7 +212,7 @@ def parse(data: bytes, path: Path) -> Manifest:
     """The manifest in `data`, as read from `path`; errors as `read`."""
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(
             f"{path}: wanted a JSON manifest, got {error}; see `gyre verify {path.parent.parent}`"
         ) from error

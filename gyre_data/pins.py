@@ -126,7 +126,7 @@ def find_tag(run: Path, name: str) -> Tag:
     except FileNotFoundError:
         known = ", ".join(one.stem for one in sorted((run / TAGS).glob("[!.]*.json"))) or "none"
         raise ConfigError(f"{run}: wanted the tag {name}, it has {known}; make one with `gyre tag`") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(f"{path}: wanted a tag, got {error!r}; remove the file and tag again") from error
 
 

@@ -303,7 +303,7 @@ def read_info(run: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path}: wanted a JSON object, got {error}; mend or remove it") from error
     if not isinstance(found, dict):
         raise CorruptError(f"{path}: wanted a JSON object, got {type(found).__name__}; mend or remove it")

@@ -58,5 +58,5 @@ def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
 def _created_at(path: Path) -> str:
     try:
         return str(json.loads(path.read_bytes()).get("created_at", ""))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""

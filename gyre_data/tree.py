@@ -337,6 +337,13 @@ class Forest:
     def __contains__(self, execution_id: str) -> bool:
         return execution_id in self._parts["calls"]
 
+    def consistent(self, execution_id: str) -> Tree | None:
+        """Load one execution; None when its rows contradict one another, which says nothing about the others."""
+        try:
+            return self.tree(execution_id)
+        except DataError:
+            return None
+
     def tree(self, execution_id: str) -> Tree:
         """Load one execution; raise DataError when the run has no node or call of it."""
         if not any(execution_id in self._parts[name] for name in ("nodes", "calls")):

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from gyre_data.show.layout import show
+
 from .importing import Imported, ImportedSession, import_sessions, source_bytes
 
 __all__ = ["import_"]
@@ -43,7 +45,7 @@ def import_(
     if as_json:
         typer.echo(json.dumps(asdict(done), default=str, indent=1))
     else:
-        Console(highlight=False, soft_wrap=True).print(Text("\n").join(_lines(done)))
+        show(_lines(done))
     raise typer.Exit(int(any(skipped.failed for skipped in done.skipped)))
 
 

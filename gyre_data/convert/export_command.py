@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from gyre_data.eligible import ROLE_ORDER
 from gyre_data.run_copy import Exported
 from gyre_data.schema import AgentRole
 from gyre_data.scores import parse_weights
+from gyre_data.show.layout import show
 from gyre_data.store import find_run, open
 
 from .exporting import EXPORT_FORMATS
@@ -65,7 +65,7 @@ def export(
     if as_json:
         typer.echo(json.dumps({**asdict(done), "path": str(done.path)}, indent=1))
     else:
-        Console(highlight=False, soft_wrap=True).print(Text("\n").join(_lines(done, redact)))
+        show(_lines(done, redact))
 
 
 def _lines(done: Exported, redact: bool) -> Iterator[Text]:

@@ -15,6 +15,7 @@ from rich.text import Text
 from gyre_data.breakdown import by_client, by_evaluator, by_role, by_task
 from gyre_data.hosted import Prices
 from gyre_data.outages import outages
+from gyre_data.printable import printable_json
 from gyre_data.reader import Run
 from gyre_data.run_stats import stats as count_runs
 from gyre_data.scores import scores_by_execution
@@ -98,4 +99,4 @@ def _cut(runs: list[Run], by: By, j_max: int | None, width: int) -> tuple[Any, I
 
 
 def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    typer.echo(printable_json(json.dumps(value, ensure_ascii=False)))

@@ -13,6 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from gyre_data.printable import printable, printable_json
+
 __all__ = ["RULER", "flow", "hints", "print_json", "screen", "show", "wrapped"]
 
 _NARROWEST = 20
@@ -26,15 +28,16 @@ def screen() -> Console:
 
 
 def show(lines: Iterable[Text], console: Console | None = None) -> None:
-    """Print lines that are laid out already."""
+    """Print lines that are laid out already; control characters in them are shown, not obeyed."""
     console = console or screen()
     for line in lines:
+        line.plain = printable(line.plain)
         console.print(line)
 
 
 def print_json(value: Any) -> None:
     """One line of JSON for programs: records as objects, times in ISO form, what is not known null."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
+    sys.stdout.write(printable_json(json.dumps(value, ensure_ascii=False, default=_plain)) + "\n")
 
 
 def _plain(value: Any) -> Any:

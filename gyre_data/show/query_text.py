@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from rich.text import Text
 
 from gyre_data.errors import ConfigError
+from gyre_data.printable import printable_json
 
 from .layout import flow, wrapped
 from .numbers import DASH
@@ -125,7 +126,7 @@ def write_json(reader: pa.RecordBatchReader, out: TextIO) -> None:
     before = "["
     for batch in reader:
         for row in batch.to_pylist():
-            out.write(f"{before}\n{json.dumps(_plain(row), ensure_ascii=False)}")
+            out.write(f"{before}\n{printable_json(json.dumps(_plain(row), ensure_ascii=False))}")
             before = ","
     out.write("[]\n" if before == "[" else "\n]\n")
 

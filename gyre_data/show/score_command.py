@@ -12,6 +12,7 @@ import typer
 
 from gyre_data.errors import ConfigError
 from gyre_data.execution import executions, find
+from gyre_data.printable import printable
 from gyre_data.remote import append_scores
 from gyre_data.schema import ScoreStatus
 from gyre_data.scores import make_score, scores_by_execution
@@ -59,12 +60,12 @@ def score(
         ]  # fmt: skip
     stored, through = append_scores(opened, rows, key=os.environ.get("GYRE_KEY"))
     if as_json:
-        typer.echo(json.dumps([{**asdict(row), "at": row.at.isoformat()} for row in stored], ensure_ascii=False))
+        typer.echo(json.dumps([{**asdict(row), "at": row.at.isoformat()} for row in stored]))
         return
     for row in stored:
         verdict = row.status.value if row.value is None else f"{row.value:g}{' partial' if row.partial else ''}"
         name = row.evaluator + (f"@{row.evaluator_version}" if row.evaluator_version else "")
-        typer.echo(f"{row.execution_id}: {verdict} by {name}" + (f", through {through}" if through else ""))
+        typer.echo(printable(f"{row.execution_id}: {verdict} by {name}" + (f", through {through}" if through else "")))
     if source is not None:
         typer.echo(f"{len(stored)} verdicts; next: gyre stats {run} --by evaluator")
         return

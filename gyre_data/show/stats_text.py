@@ -111,6 +111,8 @@ def _executions(found: Stats) -> list[str | Text]:
     wrong = ", ".join(f"{count(number)} {what}" for number, what in pairs if number)
     if wrong:
         calls.append(" (").append(wrong, style=_WRONG).append(")")
+    if trees.inconsistent:
+        told.append(", ").append(f"{count(trees.inconsistent)} inconsistent: left out, see gyre verify", style=_WRONG)
     groups = [f"in {plural(found.groups, 'group')}"] if found.groups else []
     return [told, *groups, calls, f"p50 {duration(found.duration_p50_s)}"]
 

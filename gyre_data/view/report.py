@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gyre_data.errors import ConfigError
+from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import Execution, executions, find
 from gyre_data.reader import Run
 from gyre_data.tree import Forest, Tree
@@ -71,6 +71,11 @@ def _chunks(run: Run, wanted: Sequence[str], figures: dict[str, Any]) -> Iterato
         if execution_id not in forest:
             continue
         execution = Execution(run, known[execution_id], forest)
+        try:
+            _ = execution.tree
+        except DataError as error:  # one that contradicts itself says nothing about the others
+            yield _json(f"execution:{number}", {"problem": str(error)})
+            continue
         model = execution_model(execution, Kept(texts), j_max=figures["j_max"])
         yield _json(f"execution:{number}", model)
         yield from _tokens(number, execution.tree)

@@ -72,7 +72,14 @@ async function openExecution(id, asked = {}) {
     note(`${id} has no call yet`);
     return;
   }
-  const loaded = new Execution(await state.source.execution(id));
+  let found;
+  try {
+    found = await state.source.execution(id);
+  } catch (error) { // one that contradicts itself: the others can still be looked at
+    note(String(error.message || error));
+    return;
+  }
+  const loaded = new Execution(found);
   take(loaded);
   state.call = loaded.callById.get(asked.c)?.number ?? firstShown(loaded);
   state.node = loaded.index.get(asked.n) ?? null;

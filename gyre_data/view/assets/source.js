@@ -35,7 +35,9 @@ class Report {
 
   async execution(id) {
     const run = await this.run();
-    return this.json(`execution:${run.executions.findIndex((e) => e.execution_id === id)}`);
+    const found = await this.json(`execution:${run.executions.findIndex((e) => e.execution_id === id)}`);
+    if (found.problem) throw new Error(found.problem);
+    return found;
   }
 
   async texts(ids) {

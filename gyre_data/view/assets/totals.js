@@ -20,7 +20,7 @@ export function showTotals() {
   fill($("totals"),
     part("executions", int(run.executions.length),
       scored ? `${int(scored)} scored` : null, running ? h("span.good", null, `${int(running)} running`) : null,
-      bad(failed, "evaluator failed"), bad(interrupted, "interrupted"), unscored > 0 ? `${int(unscored)} without score` : null),
+      bad(failed, "evaluator failed"), bad(interrupted, "interrupted"), stats ? bad(stats.inconsistent, "inconsistent") : null, unscored > 0 ? `${int(unscored)} without score` : null),
     part("calls", int(run.calls.total),
       ...Object.entries(status).filter(([name]) => name !== "ok").map(([name, n]) => bad(n, words(name))),
       stats ? bad(stats.calls_undelivered, "undelivered") : null, bad(unknown, "unknown role")),
