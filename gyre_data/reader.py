@@ -307,6 +307,9 @@ def read_info(run: Path) -> dict[str, Any]:
         raise CorruptError(f"{path}: wanted a JSON object, got {error}; mend or remove it") from error
     if not isinstance(found, dict):
         raise CorruptError(f"{path}: wanted a JSON object, got {type(found).__name__}; mend or remove it")
+    for name, kind in (("endpoints", dict), ("tokenizer", str)):
+        if not isinstance(found.get(name), kind | None):
+            raise CorruptError(f"{path}: wanted {name} to be a {kind.__name__}, got {found[name]!r}; mend or remove it")
     return found
 
 

@@ -101,3 +101,12 @@ def test_json_of_a_hundred_thousand_levels_is_damage(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("[" * 100_000)
     with pytest.raises(CorruptError, match="wanted a JSON object"):
         _ = gd.open(tmp_path / "run").info
+
+
+@pytest.mark.parametrize("odd", ['{"endpoints": [2]}', '{"tokenizer": {"a": 1}}'])
+def test_values_of_another_kind_in_run_json_are_damage(tmp_path: Path, odd: str) -> None:
+    with gd.RunWriter(tmp_path / "run") as writer:
+        writer.write(one_execution())
+    (tmp_path / "run" / "run.json").write_text(odd)
+    with pytest.raises(CorruptError, match="mend or remove it"):
+        _ = gd.open(tmp_path / "run").info
