@@ -160,13 +160,15 @@ class ParallelConfig:
     """Tensor-parallel ranks: each holds a slice of every layer."""
     pp: int = 1
     """Pipeline stages: each holds the same number of layers."""
+    cp: int = 1
+    """Context-parallel ranks: each computes some of a pack's rows and gathers keys and values of all."""
     dp: int = 1
     """Data-parallel copies of the model: each takes some of a step's packs."""
 
     @property
     def ranks(self) -> int:
         """Processes, all on this machine and started by `gyre train` itself."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.cp * self.dp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ __all__ = ["check"]
 
 _POSITIVE = (
     *("data.j_max", "data.epochs", "train.executions_per_step", "train.steps_per_burst", "train.lr"),
-    *("pack.tokens", "parallel.tp", "parallel.pp", "parallel.dp"),
+    *("pack.tokens", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp"),
     *("output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
 )
 

@@ -26,8 +26,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gyre_data.errors import ConfigError
-from gyre_train.attn.api import tree_attention
+from gyre_train.attn.api import RowRanges, tree_attention
 
+from .context import cp_rank, cp_size, gather_rows, merge_edges, own_rows, rows_of
 from .logprobs import vocab_parallel_logprobs
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class TreeSeqParams(PackedSeqParams):
     """What a packed tree adds to a forward pass; Megatron hands it to every core attention as it is."""
 
     segments: SegmentTable | None = None
+    rows: RowRanges | None = None
+    """The rows of this context-parallel rank; None: all."""
     backend: str = "segments"
     source_row_E: torch.Tensor | None = None
     target_id_E: torch.Tensor | None = None
@@ -106,8 +109,12 @@ class TreeAttention(nn.Module):
         **__: Any,
     ) -> torch.Tensor:
         """Attend within each path of the tree; [T, 1, heads, dim] in, [T, 1, heads * dim] out."""
+        key, value = key[:, 0], value[:, 0]
+        if packed_seq_params.rows is not None:
+            num_rows = packed_seq_params.segments.num_rows
+            key, value = gather_rows(key, num_rows), gather_rows(value, num_rows)
         out = tree_attention(
-            query[:, 0], key[:, 0], value[:, 0], packed_seq_params.segments,
+            query[:, 0], key, value, packed_seq_params.segments, rows=packed_seq_params.rows,
             backend=packed_seq_params.backend, scale=self.scale,
         )  # fmt: skip
         return out.reshape(out.shape[0], 1, -1)
@@ -151,6 +158,15 @@ class TreeGPTModel(GPTModel):
         if rows_E is None:
             return self._logits(hidden_TH)
         edges = (packed_seq_params.target_id_E, packed_seq_params.temperature_E)
+        if packed_seq_params.rows is None:
+            return self._all_edges(hidden_TH, rows_E, *edges)
+        place_T = torch.full((packed_seq_params.segments.num_rows,), -1, device=rows_E.device)
+        place_T[own_rows(len(place_T), rows_E.device)] = torch.arange(len(hidden_TH), device=rows_E.device)
+        own = (place_T[rows_E] >= 0).nonzero()[:, 0]
+        values = self._all_edges(hidden_TH, place_T[rows_E[own]], *(x[own] for x in edges))
+        return merge_edges(values, own, len(rows_E))
+
+    def _all_edges(self, hidden_TH: torch.Tensor, rows_E: torch.Tensor, *edges: torch.Tensor) -> torch.Tensor:
         if rows_E.numel() <= _EDGE_CHUNK:
             return self._edges(hidden_TH.index_select(0, rows_E), *edges)
         parts = [
@@ -232,6 +248,7 @@ def _transformer_config(
         attention_dropout=0.0,
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
+        context_parallel_size=cp_size(),
         use_cpu_initialization=device == "cpu",
         perform_initialization=initialize,
         params_dtype=dtype,
@@ -322,9 +339,15 @@ def stage_forward(
     `hidden` is the stage before's output, None in the first one.
     """
     device = next(model.parameters()).device
+    ids_T, position_T, rows = pack.ids_T, pack.position_T, None
+    if cp_size() > 1:
+        rows = rows_of(pack.num_tokens, cp_rank(), cp_size())
+        own_R = own_rows(pack.num_tokens).numpy()
+        ids_T, position_T = ids_T[own_R], position_T[own_R]
     extra = TreeSeqParams(
         qkv_format="sbhd",
         segments=pack.segments,
+        rows=rows,
         backend=backend,
         source_row_E=_to_device(pack.source_row_E, device).long(),
         target_id_E=_to_device(pack.target_id_E, device).long(),
@@ -332,7 +355,7 @@ def stage_forward(
     )
     if hidden is not None:
         getattr(model, "module", model).set_input_tensor(hidden)
-    return _forward(model, pack.ids_T, pack.position_T, extra, device)
+    return _forward(model, ids_T, position_T, extra, device)
 
 
 def full_logits(

@@ -75,7 +75,9 @@ def groups(
 def model_parallel(parallel: ParallelConfig) -> Iterator[None]:
     """Hold Megatron's groups over processes that have found each other; there must be `parallel.ranks` of them."""
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=parallel.tp, pipeline_model_parallel_size=parallel.pp
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        context_parallel_size=parallel.cp,
     )
     try:
         yield
@@ -210,7 +212,8 @@ def from_stage(stage: int, tensors: Sequence[torch.Tensor], device: torch.device
 
 def counts_figures() -> bool:
     """True in the one rank of each model copy that speaks for it: the first slice of the last stage."""
-    return tp_rank() == 0 and bool(parallel_state.is_pipeline_last_stage())
+    first = tp_rank() == 0 and parallel_state.get_context_parallel_rank() == 0
+    return first and bool(parallel_state.is_pipeline_last_stage())
 
 
 def gather_shards(tensor: torch.Tensor) -> list[torch.Tensor]:

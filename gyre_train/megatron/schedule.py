@@ -16,6 +16,7 @@ from torch import nn
 
 from gyre_train.pack import Pack
 
+from .context import own_rows
 from .model import stage_forward
 
 __all__ = ["dealt", "forward_packs", "train_packs"]
@@ -49,7 +50,7 @@ class _Links:
         """The stage before's output for this pack; None in the first stage."""
         if self.first:
             return None
-        hidden = torch.empty(pack.num_tokens, 1, self._width, dtype=self._dtype, device=self._device)
+        hidden = torch.empty(len(own_rows(pack.num_tokens)), 1, self._width, dtype=self._dtype, device=self._device)
         dist.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), self._group())
         return hidden
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from megatron.core import parallel_state
 
-from gyre_train.config import ParallelConfig
+from gyre_train.config import ParallelConfig, TrainingConfig
 from gyre_train.edges import Anchor
 from gyre_train.megatron.parallel import groups, is_first_rank, model_parallel
 from gyre_train.megatron.weights import export_tensors
@@ -20,18 +20,24 @@ from tests.support.ranks import fork_ranks
 from tests.support.training import config, tiny_model
 from tests.support.tree_inputs import make_tree
 
-LAYOUTS = {
-    "dp4": ParallelConfig(dp=4),
-    "tp2-dp2": ParallelConfig(tp=2, dp=2),
-    "pp4": ParallelConfig(pp=4),
-    "tp2-pp2": ParallelConfig(tp=2, pp=2),
-    "pp2-dp2": ParallelConfig(pp=2, dp=2),
-}
 CASES = (
     ("tied", "float64", "sequence", Anchor.BEHAVIOUR),
     ("tied", "float32", "token", Anchor.BURST),
     ("untied", "float64", "execution", Anchor.BURST),
 )
+LAYOUTS = {
+    "dp4": (ParallelConfig(dp=4), (0, 1)),
+    "pp4": (ParallelConfig(pp=4), (0, 1)),
+    "cp4": (ParallelConfig(cp=4), (0, 1)),
+    "tp2-dp2": (ParallelConfig(tp=2, dp=2), (2,)),
+    "tp2-pp2": (ParallelConfig(tp=2, pp=2), (0,)),
+    "tp2-cp2": (ParallelConfig(tp=2, cp=2), (2,)),
+    "pp2-dp2": (ParallelConfig(pp=2, dp=2), (2,)),
+    "pp2-cp2": (ParallelConfig(pp=2, cp=2), (0,)),
+    "cp2-dp2": (ParallelConfig(cp=2, dp=2), (0,)),
+}
+"""Each with the numbers of the cases it takes."""
+SAVING = "tp2-pp2"
 
 
 def executions() -> list[TreeInput]:
@@ -58,35 +64,49 @@ def packs() -> tuple[Pack, ...]:
     return tuple(lay_out(trees, pieces) for pieces in out if any(o.size for piece in pieces for o in piece.owned))
 
 
-def found(root: Path, case: tuple[str, str, str, Anchor]) -> dict[str, torch.Tensor]:
-    """Two clipped steps on the same packs; everything that must not depend on the layout."""
+def settings(root: Path, case: tuple[str, str, str, Anchor]) -> TrainingConfig:
     model, dtype, kind, anchor = case
     more = () if anchor is Anchor.BEHAVIOUR else ("--train.anchor=burst", "--train.steps_per_burst=2")
-    settings = config(
+    return config(
         root / model, root / "out", f"--model.dtype={dtype}", f"--loss.kind={kind}", "--loss.clip_low=0.01",
         "--loss.clip_high=100.0", "--train.clip_grad=0.01", "--loss.kl=0.1", "--train.weight_decay=0.1", *more,
         runs=root,
     )  # fmt: skip
-    learner = Learner(settings, anchor, None)
+
+
+def whole_state(learner: Learner) -> dict[str, torch.Tensor]:
+    """Weights and moments, under their Hugging Face names."""
+    moments = learner.optimizer.tensors()["exp_avg"]
+    out = {f"moment {name}": x.clone() for name, x in export_tensors(learner.model, moments)}
+    return out | {f"weight {name}": x.clone() for name, x in export_tensors(learner.model)}
+
+
+def found(root: Path, case: tuple[str, str, str, Anchor], save: bool = False) -> dict[str, torch.Tensor]:
+    """Two clipped steps on the same packs; everything that must not depend on the layout."""
+    learner = Learner(settings(root, case), case[3], None)
     out: dict[str, torch.Tensor] = {}
     for step in (1, 2):
         figures = learner.step(StepWork(step=step, packs=packs(), num_executions=2, lr=1e-2))
         figures.pop("seconds")
-        out |= {f"{step} {name}": torch.tensor([value]) for name, value in figures.items()}
-    assert figures["grad_norm"] > 0.01
-    out |= {f"gradient {name}": x for name, x in export_tensors(learner.model, learner.optimizer.tensors()["exp_avg"])}
-    if dtype == "float64":  # Adam divides by a gradient's own size, so float32's rounding does not stay small
-        out |= {f"weight {name}": x.clone() for name, x in export_tensors(learner.model)}
-    return out
+        assert figures["grad_norm"] > 0.01
+        out |= {f"{name} of step {step}": torch.tensor([value]) for name, value in figures.items()}
+        if step == 1:
+            moments = learner.optimizer.tensors()["exp_avg"]
+            out |= {f"gradient {name}": x.clone() for name, x in export_tensors(learner.model, moments)}
+            if case[1] == "float32":  # Adam divides by a gradient's own size, so rounding does not stay small
+                return out
+    if save:
+        learner.save(root / "checkpoints", 2, {"step": 2})
+    return out | whole_state(learner)
 
 
 def in_every_layout(root: str) -> None:
     """The process groups stay, Megatron's groups are made anew for each layout: one spawn for all of them."""
     parallel_state.destroy_model_parallel()
-    for name, parallel in LAYOUTS.items():
+    for name, (parallel, cases) in LAYOUTS.items():
         with model_parallel(parallel):
-            for number, case in enumerate(CASES):
-                outcome = found(Path(root), case)
+            for number in cases:
+                outcome = found(Path(root), CASES[number], save=name == SAVING)
                 if is_first_rank():
                     torch.save(outcome, Path(root) / f"{name}.{number}.pt")
     parallel_state.initialize_model_parallel()
@@ -106,11 +126,17 @@ def test_every_layout_equals_one_process(root: Path) -> None:
     with groups():
         alone = [found(root, case) for case in CASES]
     fork_ranks(in_every_layout, ParallelConfig(dp=4), root, str(root))
-    for name in LAYOUTS:
-        for number, (case, wanted) in enumerate(zip(CASES, alone, strict=True)):
-            got = torch.load(root / f"{name}.{number}.pt")
-            assert got.keys() == wanted.keys()
-            for key, value in wanted.items():
-                assert value.isfinite().all(), key
-                worst = (got[key] - value).abs().max() / max(float(value.abs().max()), 1e-30)
-                assert worst <= BOUND[getattr(torch, case[1])], (name, case, key, float(worst))
+    for name, (_, cases) in LAYOUTS.items():
+        for number in cases:
+            same(torch.load(root / f"{name}.{number}.pt"), alone[number], CASES[number][1])
+    with groups():
+        resumed = whole_state(Learner(settings(root, CASES[0]), CASES[0][3], root / "checkpoints/step-00000002"))
+    same(resumed, {name: alone[0][name] for name in resumed}, "float64")
+
+
+def same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], dtype: str) -> None:
+    assert got.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert value.isfinite().all(), key
+        worst = float((got[key] - value).abs().max()) / max(float(value.abs().max()), 1e-30)
+        assert worst <= BOUND[getattr(torch, dtype)], (key, worst)
