@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "record": ("gyre_proxy.launch.commands", "record", "Start one harness through the proxy and record it."),
     "proxy": ("gyre_proxy.commands", "proxy", "Serve the recording proxy in front of inference engines."),
     "engine": ("gyre_train.commands", "engine", "Serve a Hugging Face causal LM as a small engine."),
+    "receive": ("gyre_train.commands", "receive", "Fetch published weights beside an engine."),
     "ls": ("gyre_data.commands", "ls", "List the executions of a run."),
     "tree": ("gyre_data.show.tree_commands", "tree", "Show an execution as a tree: branches, roles, scores."),
     "explain": (

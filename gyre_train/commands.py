@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .forecast import Forecast, Memory
     from .loop import TrainSummary
 
-__all__ = ["demo", "engine", "train", "verify_training"]
+__all__ = ["demo", "engine", "receive", "train", "verify_training"]
 
 
 def engine(
@@ -44,6 +44,25 @@ def engine(
     )
     told = f"engine: {model_dir} on http://{host}:{port}, Ctrl-C stops it"
     serve(settings, host=host, port=port, on_bound=lambda: typer.echo(told))
+
+
+def receive(
+    folder: Annotated[Path, typer.Argument(help="Where weights arrive; /dev/shm/... keeps them in memory.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 30100,
+    host: Annotated[
+        str, typer.Option(help="Address that the trainer reaches; GYRE_PUBLISH_KEY guards it.")
+    ] = "127.0.0.1",
+    protocol: Annotated[str, typer.Option(help="tcp, or rdma (not yet verified).")] = "tcp",
+    device: Annotated[str, typer.Option(help="RDMA device; empty: Mooncake chooses.")] = "",
+) -> None:
+    """Fetch published weights beside an engine (publish.method = mooncake)."""
+    from .publish.receiver import receive as run
+
+    told = f"receiving weights into {folder} on http://{host}:%d, Ctrl-C stops it"
+    run(
+        folder, host=host, port=port, protocol=protocol, device=device,
+        on_bound=lambda server: typer.echo(told % server.server_address[1]),
+    )  # fmt: skip
 
 
 def demo(

@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from gyre_data.errors import ConfigError
 
 from .config_checks import check
+from .publish.settings import PublishConfig
 
 __all__ = [
     "DataConfig",
@@ -187,20 +188,6 @@ class OutputConfig:
     """Trackers beside metrics.jsonl: `tensorboard` (files in the folder), `wandb`, `trackio`."""
     project: str = "gyre"
     """Project name in wandb and trackio; the run is named by its policy id."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublishConfig:
-    """Engines that get the new weights."""
-
-    engines: tuple[str, ...] = ()
-    """Base URLs; each is paused (retract), loaded, flushed, confirmed and continued."""
-    proxy: str | None = None
-    """Base URL of the proxy that is told the new version."""
-    every: int = 1
-    """Steps between publishes; the last step is always published."""
-    timeout_s: float = 600.0
-    """Longest wait for one engine's answer; an engine that hangs is reported, training goes on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from gyre_data.errors import ConfigError
 from gyre_train.attn.api import check_backend
 
+from .publish.settings import check_publish
+
 if TYPE_CHECKING:
     from .config import DataConfig, TrainingConfig
 
@@ -42,6 +44,7 @@ def check(config: TrainingConfig) -> None:
     check_backend(config.pack.attention, device=config.model.device, dtype=config.model.dtype)
     _check_mix(data)
     _check_loss(config)
+    check_publish(config.publish)
     if train.schedule == "constant" and train.min_lr:
         raise ConfigError("train.min_lr has no effect with train.schedule = constant; choose linear or cosine")
     if train.schedule != "constant" and not train.steps:

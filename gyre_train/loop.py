@@ -37,7 +37,7 @@ from .megatron.checkpoint import latest_checkpoint, read_state
 from .megatron.parallel import from_first_rank, is_first_rank, run_ranks
 from .metrics import MetricsLog
 from .progress import ProgressLine
-from .publish.files import FilePublisher
+from .publish.open import open_publisher
 from .schedule import learning_rate
 from .sinks import SinkSettings, open_sinks
 from .source import Example, Source, load_source, plan_examples
@@ -236,9 +236,7 @@ class _Coordinator:
         self._stop, self._saved = _stop_file(config), True
         self._tokens = 0
         self._loss: float | None = None
-        self._publisher = FilePublisher(
-            config.publish.engines, proxy=config.publish.proxy, timeout_s=config.publish.timeout_s
-        )
+        self._publisher = open_publisher(config.publish)
         self._publish_errors: list[str] = []
         self._sinks = open_sinks(
             config.output.log,
@@ -391,6 +389,7 @@ class _Coordinator:
 
     def close(self) -> None:
         """Release the folder."""
+        self._publisher.close()
         self._progress.__exit__(None, None, None)
         self._metrics.close()
         self._sinks.close()

@@ -149,10 +149,19 @@ class EngineLoop:
 
         A paused engine swaps at once. One that runs takes no new request, lets the present ones end, then swaps.
         """
+        return self._swap(lambda: self.model.replace(path), version, flush=flush, abort_all=abort_all)
+
+    def load_tensors(
+        self, tensors: list[tuple[str, Any]], version: str | None, *, flush: bool, abort_all: bool
+    ) -> Future[str]:
+        """Like `update_weights`, with tensors that were received; those that are not among them stay as they are."""
+        return self._swap(lambda: self.model.load(tensors), version, flush=flush, abort_all=abort_all)
+
+    def _swap(self, replace: Callable[[], None], version: str | None, *, flush: bool, abort_all: bool) -> Future[str]:
         future: Future[str] = Future()
 
         def swap() -> str:
-            self.model.replace(path)
+            replace()
             message = "Succeeded to update model weights."
             if version is not None:
                 self.weight_version = version

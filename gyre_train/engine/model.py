@@ -153,6 +153,20 @@ class Model:
         self._model = fresh
         self.path = str(path)
 
+    def load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Replace these tensors where they are; ConfigError names one that does not fit, and none has changed then."""
+        own = self._model.state_dict()
+        for name, tensor in tensors:
+            if name not in own or own[name].shape != tensor.shape or not bool(torch.isfinite(tensor).all()):
+                shape = tuple(own[name].shape) if name in own else None
+                raise ConfigError(
+                    f"wanted finite weights of the served model, {name} has shape {shape} here and "
+                    f"{tuple(tensor.shape)} there; publish a checkpoint of the same model"
+                )
+        with torch.no_grad():
+            for name, tensor in tensors:
+                own[name].copy_(tensor)
+
     def checksums(self) -> dict[str, str]:
         """A digest of every parameter's bytes, by name: the first 16 hex digits of sha256, as SGLang gives."""
         return {

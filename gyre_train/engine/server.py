@@ -21,6 +21,7 @@ from starlette.routing import Route
 from gyre_data.errors import ConfigError, EngineError
 
 from .loop import EngineLoop
+from .receive import WeightGroups
 from .sequence import Sequence
 from .wire import GenerateRequest, parse_generate, reply, request_object
 
@@ -35,6 +36,7 @@ _Handler = Callable[[EngineLoop, Request], Awaitable[Response]]
 
 def build_app(loop: EngineLoop) -> Starlette:
     """The ASGI application; the caller starts and closes the loop."""
+    groups = WeightGroups()
 
     def route(path: str, handler: _Handler, *methods: str) -> Route:
         async def guarded(request: Request) -> Response:
@@ -54,6 +56,16 @@ def build_app(loop: EngineLoop) -> Starlette:
             route("/pause_generation", _pause, "POST"),
             route("/continue_generation", _continue, "POST"),
             route("/update_weights_from_disk", _update_weights, "POST"),
+            *(
+                route(path, _weight_group(groups, action), "POST")
+                for path, action in (
+                    ("/init_weights_update_group", _join_group),
+                    ("/begin_weight_update", _begin_update),
+                    ("/update_weights_from_distributed", _receive_weights),
+                    ("/end_weight_update", _end_update),
+                    ("/destroy_weights_update_group", _leave_group),
+                )
+            ),
             route("/flush_cache", _flush, "GET", "POST"),
             route("/weights_checker", _weights_checker, "GET", "POST"),
             route("/health", _health, "GET"),
@@ -226,6 +238,58 @@ async def _update_weights(loop: EngineLoop, request: Request) -> Response:
     return JSONResponse({"success": status == 200, "message": message, "num_paused_requests": 0}, status)
 
 
+_GroupAction = Callable[[EngineLoop, WeightGroups, dict[str, Any]], Awaitable[str]]
+
+
+def _weight_group(groups: WeightGroups, action: _GroupAction) -> _Handler:
+    """A route of the distributed update: what fails is answered as SGLang does, with 400 and success false."""
+
+    async def handle(loop: EngineLoop, request: Request) -> Response:
+        body = request_object(await request.body())
+        try:
+            message, status = await action(loop, groups, body), 200
+        except (ConfigError, EngineError, RuntimeError) as error:  # RuntimeError: torch's, of a peer that has gone
+            message, status = str(error), 400
+        return JSONResponse({"success": status == 200, "message": message}, status)
+
+    return handle
+
+
+async def _join_group(loop: EngineLoop, groups: WeightGroups, body: dict[str, Any]) -> str:
+    await asyncio.to_thread(groups.join, body)
+    return "Succeeded to initialize custom process group."
+
+
+async def _begin_update(loop: EngineLoop, groups: WeightGroups, body: dict[str, Any]) -> str:
+    if groups.is_open:
+        raise ConfigError("a weight-update session is already open; call end_weight_update() first")
+    groups.is_open = True
+    return "Success"
+
+
+async def _receive_weights(loop: EngineLoop, groups: WeightGroups, body: dict[str, Any]) -> str:
+    tensors = await asyncio.to_thread(groups.receive, body)
+    update = loop.load_tensors(
+        tensors,
+        body.get("weight_version"),
+        flush=body.get("flush_cache", True),
+        abort_all=bool(body.get("abort_all_requests")),
+    )
+    return str(await _await(update))
+
+
+async def _end_update(loop: EngineLoop, groups: WeightGroups, body: dict[str, Any]) -> str:
+    if not groups.is_open:
+        raise ConfigError("no weight-update session is open; call begin_weight_update() first")
+    groups.is_open = False
+    return "Success"
+
+
+async def _leave_group(loop: EngineLoop, groups: WeightGroups, body: dict[str, Any]) -> str:
+    await asyncio.to_thread(groups.leave, str(body.get("group_name")))
+    return "Succeeded to destroy custom process group."
+
+
 async def _flush(loop: EngineLoop, request: Request) -> Response:
     flushed = await _await(loop.flush())
     return Response("Cache flushed.\n" if flushed else "Flush cache failed.\n", 200 if flushed else 400)
@@ -282,6 +346,9 @@ async def _server_info(loop: EngineLoop, request: Request) -> Response:
             "skip_tokenizer_init": True,
             "incremental_streaming_output": False,
             "weight_version": loop.weight_version,
+            "device": "cpu",
+            "dtype": "float32",
+            "tp_size": 1,
             "version": "gyre-embedded",
         }
     )

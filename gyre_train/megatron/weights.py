@@ -170,6 +170,11 @@ class TensorSource:
         if not self._files:
             raise ConfigError(f"model weights: wanted {pattern} in {folder}, found none; save it with safetensors")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor, in the order of the files."""
+        return tuple(self._files)
+
     def __contains__(self, name: str) -> bool:
         return name in self._files
 

@@ -19,6 +19,8 @@ class Published:
     version: PolicyVersion
     seconds: float
     error: str | None = None
+    usable: bool = True
+    """False: it may hold a mix of old and new weights. It is out of service until the next complete publish."""
 
 
 class Publisher(Protocol):
@@ -26,4 +28,8 @@ class Publisher(Protocol):
 
     def publish(self, folder: Path, version: PolicyVersion) -> tuple[Published, ...]:
         """Make the engines serve the weights in `folder` as `version`; return one record per engine."""
+        ...
+
+    def close(self) -> None:
+        """Let go of engines that hung; each is told to continue once more where that cannot serve a mix."""
         ...

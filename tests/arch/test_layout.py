@@ -21,7 +21,11 @@ NEVER = {
     "gyre_train": {"gyre_proxy", "gyre_sched"},
     "gyre_sched": {"gyre_data", "gyre_proxy", "gyre_train"},
 }
-ONE_PLACE = {"megatron": "gyre_train/megatron/", "flash_attn": "gyre_train/attn/"}
+ONE_PLACE = {
+    "megatron": "gyre_train/megatron/",
+    "flash_attn": "gyre_train/attn/",
+    "mooncake": "gyre_train/publish/mooncake.py",
+}
 NOWHERE = {"sglang", "vllm", "pandas"}
 
 

@@ -1,0 +1,117 @@
+"""What publishing must do by every method, as tests that an engine's own test module subclasses.
+
+The subclass gives `served` (a running Engine) and `models` (its folder and two more checkpoints of the same shape).
+"""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from gyre_data.errors import EngineError
+from gyre_data.types import PolicyVersion
+from gyre_train.publish import Publisher
+from gyre_train.publish.digests import FolderDigests
+from gyre_train.publish.open import open_publisher
+from gyre_train.publish.receiver import receive
+from gyre_train.publish.settings import PublishConfig
+from gyre_train.tiny import make_tiny
+from tests.support.engines import Background, Engine
+from tests.support.publishing import PROMPT, served_gap
+from tests.support.training import TEXTS, VOCAB
+
+METHODS = ("files", "broadcast", "mooncake")
+TOLERANCE = 1e-4
+CONTEXT = 8192
+
+
+def make_checkpoints(folder: Path) -> tuple[Path, Path, Path]:
+    one, two, three = (
+        make_tiny(folder / name, vocab=VOCAB, hidden=32, heads=4, kv_heads=2, context=CONTEXT, texts=TEXTS, seed=seed)
+        for seed, name in enumerate(("one", "two", "three"))
+    )
+    return one, two, three
+
+
+def version(n: int, policy_id: str = "run") -> PolicyVersion:
+    return PolicyVersion(policy_id=policy_id, n=n)
+
+
+@pytest.fixture(scope="module")
+def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a running `gyre receive`."""
+    bound: list[ThreadingHTTPServer] = []
+    ready = threading.Event()
+
+    def tell(server: ThreadingHTTPServer) -> None:
+        bound.append(server)
+        ready.set()
+
+    folder = tmp_path_factory.mktemp("received")
+    thread = threading.Thread(target=receive, args=(folder,), kwargs={"on_bound": tell}, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    yield f"http://127.0.0.1:{bound[0].server_address[1]}"
+    bound[0].shutdown()
+    thread.join(30)
+
+
+@pytest.fixture(params=METHODS)
+def publisher(request: pytest.FixtureRequest, served: Engine, receiver: str) -> Iterator[Publisher]:
+    receivers = (receiver,) if request.param == "mooncake" else ()
+    config = PublishConfig(engines=(served.url,), method=request.param, receivers=receivers, timeout_s=120)
+    opened = open_publisher(config)
+    yield opened
+    opened.close()
+
+
+class PublishContract:
+    def test_log_probs_digests_and_version_are_those_of_the_folder_and_requests_go_on(
+        self, served: Engine, publisher: Publisher, models: tuple[Path, Path, Path]
+    ) -> None:
+        _, two, three = models
+        (first,) = publisher.publish(two, version(1))
+        assert (first.error, first.usable) == (None, True)
+        assert served_gap(served, two, "run:1") < TOLERANCE
+        in_flight = Background(served, PROMPT, rid="in-flight", temperature=1.0, max_new_tokens=CONTEXT - 100)
+        in_flight.wait_for(1)
+        (second,) = publisher.publish(three, version(2))
+        assert second.error is None
+        assert served.get("/model_info").json()["weight_version"] == "run:2"
+        assert served_gap(served, three, "run:2") < TOLERANCE
+        assert served_gap(served, two, "run:2") > 1e-2  # the weights differ enough for the check to see
+        digests = served.post("/weights_checker", {"action": "checksum"}).json()["ranks"][0]["checksums"]
+        FolderDigests(three).check(digests)
+        with pytest.raises(EngineError, match="differ"):
+            FolderDigests(two).check(digests)
+        in_flight.wait_for(in_flight.num + 5)  # it was not aborted: it goes on, under the new weights
+        served.post("/abort_request", {"rid": "in-flight"})
+        spans = in_flight.result()["meta_info"]["weight_versions"]
+        assert [span["version"] for span in spans] == ["run:1", "run:2"]
+
+    def test_weights_that_do_not_fit_leave_no_mix(
+        self, served: Engine, publisher: Publisher, models: tuple[Path, Path, Path], tmp_path: Path
+    ) -> None:
+        one, two, _ = models
+        (before,) = publisher.publish(one, version(3))
+        assert before.error is None
+        broken = tmp_path / "broken"
+        shutil.copytree(models[2], broken)
+        tensors = load_file(broken / "model.safetensors")
+        name = "model.layers.1.mlp.down_proj.weight"
+        save_file({**tensors, name: tensors[name][:, :7].contiguous()}, broken / "model.safetensors")
+        (done,) = publisher.publish(broken, version(4))
+        assert done.error is not None
+        if done.usable:  # it says that it serves the old weights: it does, and goes on
+            assert "goes on with run:3" in done.error
+            assert served.get("/model_info").json()["weight_version"] == "run:3"
+            assert served_gap(served, one, "run:3") < TOLERANCE
+        else:
+            assert "out of service until the next complete publish" in done.error
+        (after,) = publisher.publish(two, version(5))
+        assert (after.error, after.usable) == (None, True)
+        assert served_gap(served, two, "run:5") < TOLERANCE
