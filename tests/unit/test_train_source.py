@@ -1,16 +1,21 @@
 """What is trained and in which order: mixes by share, tasks kept for evaluation, lengths and fingerprints."""
 
 import dataclasses
+import gc
 import json
+import weakref
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import gyre_data.tree
 from gyre_data.compact import compact
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.pins import tag
 from gyre_data.store import RunWriter
+from gyre_data.tree import Tree
 from gyre_train import recorded
 from gyre_train.config import TrainingConfig, load_config
 from gyre_train.source import Source, load_source
@@ -163,6 +168,23 @@ def test_admission_in_parts_is_admission(model: Path, tmp_path: Path, monkeypatc
     told = [[(e.execution_id, e.advantage, e.trajectories) for e in s.due({})] for s in (whole, parts)]
     assert told[0] == told[1]
     assert whole.excluded == parts.excluded
+
+
+def test_no_tree_stays_in_memory(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, made = gyre_data.tree.Forest.tree, list[weakref.ref[Tree]]()
+
+    def watched(forest: gyre_data.tree.Forest, execution_id: str) -> Tree:
+        tree = real(forest, execution_id)
+        made.append(weakref.ref(tree))
+        return tree
+
+    monkeypatch.setattr(gyre_data.tree.Forest, "tree", watched)
+    source = load_source(settings(model, [made_run(tmp_path, "a", groups=3)]))
+    first = source.examples[0].tree(0)
+    gc.collect()
+    assert len(made) == 7  # six executions were admitted, one was laid out
+    assert not [one for one in made if one() is not None]
+    assert all(np.array_equal(a, b) for a, b in zip(first.ids, source.examples[0].tree(0).ids, strict=True))
 
 
 def test_runs_of_two_templates_are_not_trained_together(model: Path, tmp_path: Path) -> None:
