@@ -112,8 +112,8 @@ def _held(shape: ModelShape, config: TrainingConfig, pack: Pack) -> int:
 def _memory(config: TrainingConfig, shape: ModelShape, held: int, tokens: int) -> Memory:
     copies = (2 if config.train.steps_per_burst > 1 else 0) + bool(config.loss.kl)
     per_parameter = _STATE_BYTES[config.model.dtype] + copies * 2 * _WIDTH[config.model.dtype]
-    state = per_parameter * shape.num_parameters() // config.parallel.tp
-    device = device_bytes(config.model.device, ranks=config.parallel.tp * config.parallel.dp)
+    state = per_parameter * shape.num_parameters() // (config.parallel.tp * config.parallel.pp)
+    device = device_bytes(config.model.device, ranks=config.parallel.ranks)
     fitting = None
     if device is not None:
         room = max(0, device - state)

@@ -13,7 +13,10 @@ import torch
 from .gradients import gradient_of
 from .model import TreeGPTModel
 
-__all__ = ["Optimizer"]
+__all__ = ["MASTER", "Optimizer"]
+
+MASTER = "master"
+"""What `Optimizer.tensors` calls the float32 copies of weights below float32."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -72,15 +75,15 @@ class Optimizer:
             }
         copies = {name: m.detach() for name, m in self._masters.items() if m is not self._parameters[name]}
         if copies:
-            out["master"] = copies
+            out[MASTER] = copies
         return out
 
     def load(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], num_steps: int) -> None:
         """Take back what `tensors` gave after `num_steps` steps."""
         with torch.no_grad():
             for name, master in self._masters.items():
-                if "master" in tensors:
-                    master.copy_(tensors["master"][name])
+                if MASTER in tensors:
+                    master.copy_(tensors[MASTER][name])
                 if num_steps:
                     state = {moment: tensors[moment][name].clone() for moment in _MOMENTS}
                     self._adam.state[master] = {"step": torch.tensor(float(num_steps)), **state}

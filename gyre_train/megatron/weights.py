@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from gyre_data.errors import ConfigError, CorruptError
@@ -158,6 +160,18 @@ def import_tensors(
             target.copy_(local)
 
 
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, "pt") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise CorruptError(
+            f"{file}: wanted a safetensors file, got {error}; copy it again, or delete the checkpoint to resume from "
+            "the one before"
+        ) from error
+
+
 class TensorSource:
     """Reads tensors by name from safetensors files of a folder: one file, several with an index, or `pattern`."""
 
@@ -165,7 +179,7 @@ class TensorSource:
         self.folder = folder
         self._files: dict[str, Path] = {}
         for file in sorted(folder.glob(pattern)):
-            with safe_open(file, "pt") as opened:
+            with _opened(file) as opened:
                 self._files.update(dict.fromkeys(opened.keys(), file))
         if not self._files:
             raise ConfigError(f"model weights: wanted {pattern} in {folder}, found none; save it with safetensors")
@@ -182,7 +196,7 @@ class TensorSource:
         """Return one tensor; raise CorruptError that names it when it is missing."""
         if name not in self._files:
             raise CorruptError(f"{self.folder}: tensor {name} is missing; the weights are not those of its config.json")
-        with safe_open(self._files[name], "pt") as opened:
+        with _opened(self._files[name]) as opened:
             tensor: torch.Tensor = opened.get_tensor(name)
         return tensor
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gyre_data.errors import CorruptError
 from gyre_train.edges import Anchor
 from gyre_train.megatron.gradients import clip_gradients
 from gyre_train.megatron.optimizer import Optimizer
@@ -116,3 +117,31 @@ def test_the_reference_is_the_start_until_it_is_another_folder(model: Path, tmp_
     far, _ = one_step(model, tmp_path, made, "--loss.kl=0.5", f"--loss.reference={other}")
     assert far["kl"] > 0.01
     assert far["loss"] > plain["loss"]
+
+
+def test_a_checkpoint_loses_nothing_when_the_dtype_changes(model: Path, tmp_path: Path) -> None:
+    """Below float32 the exact weights are the optimiser's copies: float32 goes on from these, not from rounded ones."""
+    made = (lay_out([tree()], [Piece(tree=0, trajectories=(0,), owned=(tree().trajectories[0].owned_O,))]),)
+    narrow = config(model, tmp_path, "--model.dtype=bfloat16", runs=tmp_path)
+    learner = Learner(narrow, Anchor.STEP, None)
+    learner.step(StepWork(step=1, packs=made, num_executions=1, lr=1e-4))
+    folder = learner.save(tmp_path / "a", 1, {"step": 1})
+    masters = learner.optimizer.tensors()["master"]
+    wide = Learner(config(model, tmp_path, runs=tmp_path), Anchor.STEP, folder)
+    for name, p in wide.model.named_parameters():
+        assert torch.equal(p, masters[name]), name
+    assert any(not torch.equal(m, m.bfloat16().float()) for m in masters.values())
+    back = Learner(narrow, Anchor.STEP, wide.save(tmp_path / "b", 1, {"step": 1}))
+    for name, master in back.optimizer.tensors()["master"].items():
+        assert torch.equal(master, masters[name]), name
+
+
+def test_a_damaged_checkpoint_says_so_and_what_to_do(model: Path, tmp_path: Path) -> None:
+    settings = config(model, tmp_path, runs=tmp_path)
+    folder = Learner(settings, Anchor.STEP, None).save(tmp_path / "c", 1, {"step": 1})
+    (folder / "trainer/optimizer.safetensors").write_bytes(b"cut short")
+    with pytest.raises(CorruptError, match=r"optimizer.safetensors: wanted a safetensors file.*delete the checkpoint"):
+        Learner(settings, Anchor.STEP, folder)
+    (folder / "state.json").write_text("{}")
+    with pytest.raises(CorruptError, match=r"wanted the number of its step.*delete the folder"):
+        Learner(settings, Anchor.STEP, folder)
