@@ -143,5 +143,5 @@ def test_a_damaged_checkpoint_says_so_and_what_to_do(model: Path, tmp_path: Path
     with pytest.raises(CorruptError, match=r"optimizer.safetensors: wanted a safetensors file.*delete the checkpoint"):
         Learner(settings, Anchor.STEP, folder)
     (folder / "state.json").write_text("{}")
-    with pytest.raises(CorruptError, match=r"wanted the number of its step.*delete the folder"):
+    with pytest.raises(CorruptError, match=r"wanted its step.s number.*delete the folder"):
         Learner(settings, Anchor.STEP, folder)
