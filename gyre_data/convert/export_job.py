@@ -217,6 +217,11 @@ def json_line(value: Any) -> bytes:
     )
 
 
+def _private(path: str, flags: int) -> int:
+    """Only the owner reads it, as with the run it comes from; to share it is the owner's word."""
+    return os.open(path, flags, 0o600)
+
+
 @contextmanager
 def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file that is there whole or not at all: written beside its place, made durable, then put there.
@@ -227,7 +232,7 @@ def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.parent / f".{path.name}.{token_hex(4)}.tmp"
     try:
-        with beside.open("xb") as file:
+        with open(beside, "xb", opener=_private) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -254,7 +259,7 @@ def new_folder(path: Path, files: Iterable[tuple[str, bytes]], *, force: bool) -
     beside.mkdir()
     try:
         for name, data in files:
-            with (beside / name).open("xb") as file:
+            with open(beside / name, "xb", opener=_private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -350,13 +350,12 @@ def test_a_page_follows_a_run_that_is_written_without_losing_its_place(browser: 
         for name, rows in made.rows.items():
             writer.append(rows[known[name] :])
         writer.commit()
-        started = time.monotonic()
         page.wait_for_selector("#head:has-text('19 calls')")
-        assert time.monotonic() - started < 3  # within a second; a loaded machine may take longer
         assert text(page, "#bar h2") == "c11"
-        assert scroll == page.evaluate(
+        after = page.evaluate(
             "() => [document.querySelector('#talk').scrollTop, document.querySelector('#tree').scrollTop]"
         )
+        assert after == pytest.approx(scroll, abs=10)  # pixels: a bar may come or go, the place stays
         page.keyboard.press("G")
         page.wait_for_selector(f"#talk :text('{builder}')")
         opened.close()

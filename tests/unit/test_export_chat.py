@@ -31,6 +31,7 @@ def trained(line: dict[str, Any]) -> int:
 
 def test_a_recorded_run_for_sft(sample: Any, tmp_path: Path) -> None:
     done = gd.export(sample, tmp_path / "sft.jsonl")
+    assert (tmp_path / "sft.jsonl").stat().st_mode & 0o777 == 0o600
     found = lines(tmp_path / "sft.jsonl")
     admission = gd.admit(sample, need_score=False)
     assert done.format == "chat"
