@@ -1,4 +1,4 @@
-"""Random segment tables for attention tests: forests, one-row segments, staircases of forks."""
+"""Segment tables for attention tests: random forests, one-row segments, many forks in a row and in a column."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def comb(turns: int, turn: int = 5, side: int = 20, trunk: int = 40) -> SegmentT
     down = [(trunk, -1), *((turn, i) for i in range(turns))]
     up = [(side, i) for i in reversed(range(turns))]
     return table_of(*map(list, zip(*down, *up, strict=True)))
+
+
+def ladder(rungs: int, run: int = 4) -> SegmentTable:
+    """Each run of rows has a one-row child first and then the next run: every row has all runs above it as forks."""
+    lengths, parents, last = [run], [-1], 0
+    for _ in range(rungs):
+        lengths += [1, run]
+        parents += [last, last]
+        last = len(parents) - 1
+    return table_of(lengths, parents)
 
 
 @st.composite
