@@ -8,23 +8,24 @@ import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 
+import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
 from gyre_data.errors import EngineError
 from gyre_data.types import PolicyVersion
-from gyre_train.publish import Publisher
+from gyre_train.publish import Publisher, broadcast
 from gyre_train.publish.digests import FolderDigests
 from gyre_train.publish.open import open_publisher
 from gyre_train.publish.receiver import receive
 from gyre_train.publish.settings import PublishConfig
 from gyre_train.tiny import make_tiny
-from tests.support.engines import Background, Engine
+from tests.support.engines import Background, Engine, request
 from tests.support.publishing import PROMPT, served_gap
 from tests.support.training import TEXTS, VOCAB
 
-METHODS = ("files", "broadcast", "mooncake")
 TOLERANCE = 1e-4
 CONTEXT = 8192
 
@@ -60,15 +61,16 @@ def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     thread.join(30)
 
 
-@pytest.fixture(params=METHODS)
-def publisher(request: pytest.FixtureRequest, served: Engine, receiver: str) -> Iterator[Publisher]:
-    receivers = (receiver,) if request.param == "mooncake" else ()
-    config = PublishConfig(engines=(served.url,), method=request.param, receivers=receivers, timeout_s=120)
+@pytest.fixture
+def publisher(method: Literal["files", "broadcast", "mooncake"], served: Engine, receiver: str) -> Iterator[Publisher]:
+    receivers = (receiver,) if method == "mooncake" else ()
+    config = PublishConfig(engines=(served.url,), method=method, receivers=receivers, timeout_s=120)
     opened = open_publisher(config)
     yield opened
     opened.close()
 
 
+@pytest.mark.parametrize("method", ["files", "broadcast", "mooncake"])
 class PublishContract:
     def test_log_probs_digests_and_version_are_those_of_the_folder_and_requests_go_on(
         self, served: Engine, publisher: Publisher, models: tuple[Path, Path, Path]
@@ -94,8 +96,15 @@ class PublishContract:
         assert [span["version"] for span in spans] == ["run:1", "run:2"]
 
     def test_weights_that_do_not_fit_leave_no_mix(
-        self, served: Engine, publisher: Publisher, models: tuple[Path, Path, Path], tmp_path: Path
+        self,
+        method: str,
+        served: Engine,
+        publisher: Publisher,
+        models: tuple[Path, Path, Path],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr(broadcast, "_BUCKET_BYTES", 1)  # tensors go one by one, and the first ones fit
         one, two, _ = models
         (before,) = publisher.publish(one, version(3))
         assert before.error is None
@@ -106,12 +115,15 @@ class PublishContract:
         save_file({**tensors, name: tensors[name][:, :7].contiguous()}, broken / "model.safetensors")
         (done,) = publisher.publish(broken, version(4))
         assert done.error is not None
-        if done.usable:  # it says that it serves the old weights: it does, and goes on
+        if method != "broadcast" and done.usable:  # it says that it serves the old weights: it does, and goes on
             assert "goes on with run:3" in done.error
             assert served.get("/model_info").json()["weight_version"] == "run:3"
             assert served_gap(served, one, "run:3") < TOLERANCE
         else:
+            assert not done.usable
             assert "out of service until the next complete publish" in done.error
+            with pytest.raises(httpx.ReadTimeout):  # it computes nothing until then
+                served.client.post(f"{served.url}/generate", json=request(PROMPT, rid="waits"), timeout=1)
         (after,) = publisher.publish(two, version(5))
         assert (after.error, after.usable) == (None, True)
         assert served_gap(served, two, "run:5") < TOLERANCE

@@ -26,6 +26,9 @@ def served(models: tuple[Path, Path, Path]) -> Iterator[Engine]:
 
 
 class TestSGLang(PublishContract):
-    def test_what_was_trained_is_served(self, served: Engine, models: tuple[Path, Path, Path], tmp_path: Path) -> None:
-        served.post("/update_weights_from_disk", {"model_path": str(models[0]), "weight_version": "base:0"})
-        check_publish(served, models[0], tmp_path)
+    pass
+
+
+def test_what_was_trained_is_served(served: Engine, models: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    served.post("/update_weights_from_disk", {"model_path": str(models[0]), "weight_version": "base:0"})
+    check_publish(served, models[0], tmp_path)
