@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "merge": ("gyre_data.folder_commands", "merge", "Make one new run of several."),
     "tag": ("gyre_data.folder_commands", "tag", "Name what a run holds now as a dataset version."),
     "rm": ("gyre_data.folder_commands", "rm", "Remove executions from a run, with --purge from the disk."),
+    "simulate": ("gyre_data.simulate_command", "simulate", "Forecast a schedule of cells before any GPU is spent."),
     "train": ("gyre_train.commands", "train", "Train on recorded runs."),
 }
 

@@ -1,0 +1,260 @@
+"""What a policy may ask for and what the world tells; both are plain records that a ledger line holds.
+
+Every action on a cell names the epoch it was decided for, and every completion the epoch it was started in: what is
+stale is refused or dropped, never an error, so duplicates and late messages change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .api import Key, Plan, Query
+
+__all__ = [
+    "Action",
+    "AssignMicrostep",
+    "CellFailed",
+    "CellRecovered",
+    "CloseBurst",
+    "Dispatch",
+    "Drained",
+    "Event",
+    "ExecutionEnded",
+    "GroupDropped",
+    "GroupReady",
+    "MicrostepDone",
+    "OpenBurst",
+    "Planned",
+    "Prioritise",
+    "QueriesOffered",
+    "ReturnPartial",
+    "StepApplied",
+    "SwitchDone",
+    "ToRollout",
+    "ToTrain",
+    "WeightsPublished",
+    "WeightsPulled",
+    "from_json",
+    "to_json",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToTrain:
+    """Drain a serving cell and make it a training replica."""
+
+    cell: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToRollout:
+    """Make an idle training cell serve; what it holds is handed to the core first."""
+
+    cell: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """Start all executions of these queries on the weights of `version`."""
+
+    queries: tuple[str, ...]
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenBurst:
+    """Begin a burst of `steps` steps."""
+
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloseBurst:
+    """End the burst, at a step boundary or when its step can never fill."""
+
+    done: int
+    """Steps done in it: the burst meant, so that a late copy closes no other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssignMicrostep:
+    """Let an idle training cell run a pending micro-step."""
+
+    cell: str
+    epoch: int
+    key: Key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prioritise:
+    """Serve these executions, (query, member), before others where engines can."""
+
+    executions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReturnPartial:
+    """Stop an execution now; its workspace is evaluated as it is."""
+
+    query: str
+    member: int
+
+
+Action = ToTrain | ToRollout | Dispatch | OpenBurst | CloseBurst | AssignMicrostep | Prioritise | ReturnPartial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueriesOffered:
+    """The queue shows more queries."""
+
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionEnded:
+    """The harness can make no further model call; the evaluation may still run."""
+
+    query: str
+    member: int
+    status: str = "finished"
+    """finished | timed_out | failed | partial."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupReady:
+    """All executions of a group ended and are judged."""
+
+    query: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupDropped:
+    """A group will never be trained on."""
+
+    query: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drained:
+    """No call is in flight on a leaving cell."""
+
+    cell: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwitchDone:
+    """A cell reached its new role, with weights of `version`."""
+
+    cell: str
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsPulled:
+    """A training cell holds the weights of `version`."""
+
+    cell: str
+    epoch: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicrostepDone:
+    """A cell has accumulated a micro-step's gradient; it holds it, nothing is reduced yet."""
+
+    cell: str
+    epoch: int
+    key: Key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepApplied:
+    """The optimiser has made `version`; `generation` is that of the attempt."""
+
+    version: int
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsPublished:
+    """Serving cells hold `version`."""
+
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellFailed:
+    """A cell is lost with all that it holds; serving calls are retried elsewhere by the proxy."""
+
+    cell: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellRecovered:
+    """A lost cell is there again with current weights: the core in training while a burst is open, else serving."""
+
+    cell: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A planner's choice, from now on."""
+
+    plan: Plan
+
+
+Event = (
+    QueriesOffered
+    | ExecutionEnded
+    | GroupReady
+    | GroupDropped
+    | Drained
+    | SwitchDone
+    | WeightsPulled
+    | MicrostepDone
+    | StepApplied
+    | WeightsPublished
+    | CellFailed
+    | CellRecovered
+    | Planned
+)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*Action.__args__, *Event.__args__)}
+
+
+def to_json(record: Action | Event) -> dict[str, Any]:
+    """A record as plain values, with its kind."""
+    value: dict[str, Any] = {"kind": type(record).__name__}
+    for field in fields(record):
+        value[field.name] = getattr(record, field.name)
+    if isinstance(record, QueriesOffered):
+        value["queries"] = [[query.id, query.predicted_s] for query in record.queries]
+    elif isinstance(record, Planned):
+        value["plan"] = [record.plan.burst, record.plan.outstanding, record.plan.window]
+    return value
+
+
+def from_json(value: dict[str, Any]) -> Action | Event:
+    """The record that `to_json` told; ValueError for a kind that this release does not know."""
+    rest = dict(value)
+    kind = _KINDS.get(str(rest.pop("kind", None)))
+    if kind is None:
+        raise ValueError(f"wanted a known kind, got {value.get('kind')!r}; a newer release wrote it")
+    if kind is QueriesOffered:
+        return QueriesOffered(queries=tuple(Query(id=i, predicted_s=p) for i, p in rest["queries"]))
+    if kind is Planned:
+        burst, outstanding, window = rest["plan"]
+        return Planned(plan=Plan(burst=burst, outstanding=outstanding, window=window))
+    record: Action | Event = kind(**{name: _tuples(item) for name, item in rest.items()})
+    return record
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
