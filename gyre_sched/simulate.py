@@ -157,20 +157,19 @@ class Simulation:
                 f"unsafe action at {self.now_s / 3600:.3f} h: {action}; see the rules in docs/scheduler.md"
             )
         if refusal is None:
-            self._follow(action)
             if self.on_record:
                 self.on_record(self.now_s, action)
+            self._follow(action)
             self._duties()
         return refusal
 
     def tell(self, event: Event) -> Refusal | None:
         """Apply an event and what follows from it."""
-        core_before = self.state.cells[self.state.core].epoch
         refusal = self.state.apply(event, self.now_s)
         if refusal is None:
-            self._happened(event, core_before)
             if self.on_record:
                 self.on_record(self.now_s, event)
+            self._happened(event)
             self._duties()
         return refusal
 
@@ -278,7 +277,7 @@ class Simulation:
             self._ready_s[query] = self.now_s
             self.tell(GroupReady(query=query))
 
-    def _happened(self, event: Event, core_before: int) -> None:
+    def _happened(self, event: Event) -> None:
         if isinstance(event, MicrostepDone):
             self.watch.worked(event.cell, "busy", self._claimed_s[event.cell], self.now_s)
         elif isinstance(event, SwitchDone | CellFailed | CellRecovered):
