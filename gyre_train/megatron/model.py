@@ -112,7 +112,7 @@ class TreeAttention(nn.Module):
         key, value = key[:, 0], value[:, 0]
         if packed_seq_params.rows is not None:
             num_rows = packed_seq_params.segments.num_rows
-            key, value = gather_rows(key, num_rows), gather_rows(value, num_rows)
+            key, value = gather_rows(torch.stack((key, value), 1), num_rows).unbind(1)
         out = tree_attention(
             query[:, 0], key, value, packed_seq_params.segments, rows=packed_seq_params.rows,
             backend=packed_seq_params.backend, scale=self.scale,

@@ -3,6 +3,7 @@
 One process equals the trajectories run alone (test_megatron_exact), so the layouts do too.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,8 @@ CASES = (
 )
 LAYOUTS = {
     "dp4": (ParallelConfig(dp=4), (0, 1)),
-    "pp4": (ParallelConfig(pp=4), (0, 1)),
-    "cp4": (ParallelConfig(cp=4), (0, 1)),
+    "pp4": (ParallelConfig(pp=4), (0,)),
+    "cp4": (ParallelConfig(cp=4), (1,)),
     "tp2-dp2": (ParallelConfig(tp=2, dp=2), (2,)),
     "tp2-pp2": (ParallelConfig(tp=2, pp=2), (0,)),
     "tp2-cp2": (ParallelConfig(tp=2, cp=2), (2,)),
@@ -115,8 +116,9 @@ def in_every_layout(root: str) -> None:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("layouts")
-    tiny_model(folder / "tied", arch="qwen2", layers=4)
-    tiny_model(folder / "untied", arch="qwen3", layers=4)
+    described = tiny_model(folder / "tied", arch="qwen2", layers=4) / "config.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"tie_word_embeddings": True}))
+    tiny_model(folder / "untied", arch="qwen3", layers=2)
     return folder
 
 
