@@ -73,13 +73,14 @@ def publisher(method: Literal["files", "broadcast", "mooncake"], served: Engine,
 @pytest.mark.parametrize("method", ["files", "broadcast", "mooncake"])
 class PublishContract:
     def test_log_probs_digests_and_version_are_those_of_the_folder_and_requests_go_on(
-        self, served: Engine, publisher: Publisher, models: tuple[Path, Path, Path]
+        self, method: str, served: Engine, publisher: Publisher, models: tuple[Path, Path, Path]
     ) -> None:
         _, two, three = models
         (first,) = publisher.publish(two, version(1))
         assert (first.error, first.usable) == (None, True)
         assert served_gap(served, two, "run:1") < TOLERANCE
-        in_flight = Background(served, PROMPT, rid="in-flight", temperature=1.0, max_new_tokens=CONTEXT - 100)
+        rid = f"in-flight-{method}"  # never twice: SGLang may abort an ended stream's rid two seconds later once more
+        in_flight = Background(served, PROMPT, rid=rid, temperature=1.0, max_new_tokens=CONTEXT - 100)
         in_flight.wait_for(1)
         (second,) = publisher.publish(three, version(2))
         assert second.error is None
@@ -91,7 +92,7 @@ class PublishContract:
         with pytest.raises(EngineError, match="differ"):
             FolderDigests(two).check(digests)
         in_flight.wait_for(in_flight.num + 5)  # it was not aborted: it goes on, under the new weights
-        served.post("/abort_request", {"rid": "in-flight"})
+        served.post("/abort_request", {"rid": rid})
         spans = in_flight.result()["meta_info"]["weight_versions"]
         assert [span["version"] for span in spans] == ["run:1", "run:2"]
 
@@ -123,7 +124,7 @@ class PublishContract:
             assert not done.usable
             assert "out of service until the next complete publish" in done.error
             with pytest.raises(httpx.ReadTimeout):  # it computes nothing until then
-                served.client.post(f"{served.url}/generate", json=request(PROMPT, rid="waits"), timeout=1)
+                served.client.post(f"{served.url}/generate", json=request(PROMPT, rid=f"waits-{method}"), timeout=1)
         (after,) = publisher.publish(two, version(5))
         assert (after.error, after.usable) == (None, True)
         assert served_gap(served, two, "run:5") < TOLERANCE
