@@ -176,19 +176,19 @@ def test_held_gradients_of_a_lost_satellite_are_computed_again() -> None:
     """Our own first prototype: only the running micro-step came back."""
     state = cluster()
     tell(state, Dispatch(queries=("q0", "q1", "q2"), version=0))
-    ready(state, "q0")
+    ready(state, "q0", "q1")
     tell(state, OpenBurst(steps=1))
     to_train(state, "c0")
     to_train(state, "c1")
     for action in Waterlevel().decide(state.snapshot(0.0)):
         assert state.apply(action, 0.0) is None
-    runner = next(cell for cell in state.cells.values() if cell.running)
-    assert runner.running is not None
-    tell(state, MicrostepDone(cell=runner.id, epoch=runner.epoch, key=runner.running))
-    tell(state, CellFailed(cell=runner.id, epoch=runner.epoch))
+    satellite = state.cells["c1"]
+    assert satellite.running == (0, "q1", 0)
+    tell(state, MicrostepDone(cell="c1", epoch=satellite.epoch, key=satellite.running))
+    tell(state, CellFailed(cell="c1", epoch=satellite.epoch))
     step = state.step
     assert step is not None
-    assert (step.pending, step.running, step.held) == ([(0, "q0", 0)], {}, {})
+    assert (step.pending, step.running, step.held) == ([(0, "q1", 0)], {(0, "q0", 0): "c0"}, {})
 
 
 def test_an_optimiser_step_of_a_lost_core_is_void() -> None:

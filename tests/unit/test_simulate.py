@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,7 +95,7 @@ def test_an_interval_is_students() -> None:
 
 
 def test_a_ladder_file_with_a_wrong_key_names_the_nearest(tmp_path: Path) -> None:
-    assert {"122b", "2.4t"} <= set(shipped())
+    assert shipped() == ["122b", "2.4t", "policies"]
     with pytest.raises(ScenarioError, match=r"unknown key scenario\.cell; nearest scenario\.cells"):
         rung({"cell": 4}, durations=SMALL.durations)
     with pytest.raises(ScenarioError, match=r"wanted scenario\.cells as int, got 'x'"):
@@ -142,3 +144,26 @@ def test_the_command_takes_durations_from_a_recorded_run() -> None:
     words = ["simulate", "122b", "--steps", "4", "--seeds", "1", "--from", str(SAMPLE), "--policy", "E0", "--json"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert json.loads(done.stdout)["outcomes"][0]["hours"]["mean"] > 0
+
+
+@pytest.mark.parametrize("name", ["122b", "2.4t", "policies"])
+def test_every_ladder_that_ships_runs(name: str) -> None:
+    _, base, rungs = ladder(name, changes={"steps": 1, "batch_groups": 2, "group_size": 2})
+    found = compare(rungs, seeds=[0], base=base)
+    assert all(outcome.runs[0].steps == 1 for outcome in found.outcomes)
+
+
+def test_nothing_but_its_command_names_the_scheduler() -> None:
+    """Deleting gyre_sched leaves everything else working; the command alone needs it."""
+    root = Path(__file__).resolve().parents[2]
+    folders = [root / "gyre_data", root / "gyre_train", root / "proxy" / "gyre_proxy"]
+    users = [path for folder in folders for path in folder.rglob("*.py") if "gyre_sched" in path.read_text()]
+    assert users == [root / "gyre_data" / "simulate_command.py"]
+    check = (
+        "import sys; sys.modules['gyre_sched'] = None\n"
+        "import gyre_train.config, gyre_proxy.commands\n"
+        "from gyre_data.main import app; app(['tree', 'sample'])"
+    )
+    env = {"PYTHONPATH": f"{root}:{root / 'proxy'}", "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, env=env, check=False)
+    assert "calls" in done.stdout, done.stderr
