@@ -68,7 +68,13 @@ def serve(settings: EngineSettings, *, host: str, port: int, on_bound: Callable[
     on_bound()
     loop.start()
     config = uvicorn.Config(
-        build_app(loop), host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, access_log=False
+        build_app(loop),
+        host=host,
+        port=port,
+        ws="none",
+        log_level="warning",
+        timeout_graceful_shutdown=2,
+        access_log=False,
     )
     try:
         _Server(config, loop).run(sockets=[listener])

@@ -53,7 +53,9 @@ def same_but_host(sent: Sent) -> tuple[Any, ...]:
 
 
 def same_but_hop(got: Got) -> tuple[Any, ...]:
-    return got.status, sorted(got.headers), got.body, got.whole
+    # The value of a request id is the reply's own: two replies never share one.
+    headers = [(name, "" if name.endswith("request-id") else value) for name, value in got.headers]
+    return got.status, sorted(headers), got.body, got.whole
 
 
 CASES: list[tuple[str, str, list[tuple[str, str]], Any, str | None, Answer]] = [
@@ -245,7 +247,7 @@ async def test_a_conversation_becomes_a_tree(tmp_path: Path, name: str, restart:
     usage = json.loads(second.provider_usage or "")
     assert usage
     assert second.served_model
-    assert second.provider_request_id in ("req_1", "req_2")
+    assert second.provider_request_id.startswith("req_")
     assert (second.upstream, second.http_status) == (provider.url, 200)
     assert second.response_blobs is None
     assert second.note is None

@@ -141,7 +141,7 @@ class World:
             if self.faults["kill"] == number:  # a connection that was being accepted as the proxy was killed
                 await app(scope, receive, send)
 
-        config = uvicorn.Config(alive, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(alive, ws="none", log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         serving = asyncio.create_task(self._server._serve([listener]))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -68,6 +69,7 @@ class Provider:
     """Answers each request by `answer`; `sent` holds what came, `gone` counts connections that the other side cut."""
 
     def __init__(self, answer: Callable[[Sent], Answer]) -> None:
+        self._given: dict[int, int] = {}
         self.answer = answer
         self.sent: list[Sent] = []
         self.gone = 0
@@ -115,9 +117,15 @@ class Provider:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: Sent, answer: Answer
     ) -> bool:
         body = b"".join(answer.pieces)
+        # An answer may be given many times, but no provider gives two replies one id.
+        self._given[id(answer)] = times = self._given.get(id(answer), 0) + 1
+        headers = [
+            (name, f"{value}_{times}" if name.endswith("request-id") and times > 1 else value)
+            for name, value in answer.headers
+        ]
         framing = ("Transfer-Encoding", "chunked") if answer.chunked else ("Content-Length", str(len(body)))
         head = f"HTTP/1.1 {answer.status} X\r\n" + "".join(
-            f"{name}: {value}\r\n" for name, value in (*answer.headers, framing)
+            f"{name}: {value}\r\n" for name, value in (*headers, framing)
         )
         writer.write(head.encode() + b"\r\n")
         if sent.method == "HEAD":
@@ -169,6 +177,13 @@ async def read_request(reader: asyncio.StreamReader) -> Sent | None:
 # --- what providers say -----------------------------------------------------------------------------------------------
 
 
+_numbers = itertools.count(1)
+
+
+def _request_id() -> str:
+    return f"req_{next(_numbers)}"
+
+
 def sse(*events: Any) -> tuple[bytes, ...]:
     """One piece for each event; those with a type also name it."""
     lines = []
@@ -180,7 +195,11 @@ def sse(*events: Any) -> tuple[bytes, ...]:
 
 
 def sse_answer(pieces: Sequence[bytes], *, encoding: str | None = None, **more: Any) -> Answer:
-    headers = [("Content-Type", "text/event-stream; charset=utf-8"), ("request-id", "req_1"), ("Set-Cookie", "a=b")]
+    headers = [
+        ("Content-Type", "text/event-stream; charset=utf-8"),
+        ("request-id", _request_id()),
+        ("Set-Cookie", "a=b"),
+    ]
     if encoding == "gzip":
         packer = zlib.compressobj(wbits=31)
         packed = [packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH) for piece in pieces]
@@ -191,7 +210,7 @@ def sse_answer(pieces: Sequence[bytes], *, encoding: str | None = None, **more: 
 
 def json_answer(value: Any, status: int = 200, *, encoding: str | None = None) -> Answer:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    headers = [("Content-Type", "application/json"), ("x-request-id", "req_2")]
+    headers = [("Content-Type", "application/json"), ("x-request-id", _request_id())]
     if encoding is not None:
         data = gzip.compress(data) if encoding == "gzip" else zstandard.compress(data)
         headers.append(("Content-Encoding", encoding))

@@ -178,7 +178,14 @@ async def serve_app(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1, http=http, **config_options
+        app,
+        ws="none",
+        log_config=None,
+        lifespan="off",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        http=http,
+        **config_options,
     )
     server = uvicorn.Server(config)
     port = listener.getsockname()[1]

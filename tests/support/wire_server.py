@@ -97,7 +97,7 @@ def serving(script: Script) -> Iterator[str]:
     """Base URL of a server on loopback, stopped at the end."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(_app(script), log_level="error", lifespan="off")
+        config = uvicorn.Config(_app(script), ws="none", log_level="error", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
         thread.start()

@@ -94,7 +94,9 @@ def test_a_run_takes_verdicts(runs: Path) -> None:
 
 
 def test_score_skipped_negative_and_json(runs: Path) -> None:
-    assert out("score", runs, "0aaa", "-0.5") == "e_0aaa00000001: -0.5 by manual\n"
+    told = out("score", runs, "0aaa", "-0.5").splitlines()
+    assert told[0] == "e_0aaa00000001: -0.5 by manual"
+    assert told[-1] == f"is it trained: gyre explain {runs} e_0aaa00000001 --evaluator manual"
     assert "skipped by lint@2" in out("score", runs, "0aaa", "--skipped", "--evaluator", "lint@2", "--detail", "no C")
     (row,) = json.loads(out("score", runs, "0aaa", "1", "--state", "st_1", "--json"))
     assert (row["value"], row["state_id"], row["partial"], row["status"]) == (1.0, "st_1", None, "scored")
