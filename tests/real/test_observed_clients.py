@@ -283,8 +283,11 @@ def difference(one: str, two: str) -> str:
 
 
 def replies(outcome: Outcome) -> list[tuple[Any, ...]]:
-    """What the client got, byte for byte; it may hang up once it has the last event. WebSockets are refused anyway."""
-    hop = ("connection", "keep-alive")
+    """What the client got, byte for byte but the number of its request, which is the reply's own.
+
+    It may hang up once it has the last event. WebSockets are refused anyway.
+    """
+    hop = ("connection", "keep-alive", "request-id", "x-request-id")
     return sorted(
         (sent.method, got.status, sorted(pair for pair in got.headers if pair[0] not in hop), got.body)
         for sent, got in outcome.passed
