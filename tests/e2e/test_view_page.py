@@ -18,7 +18,7 @@ from gyre_data.view.report import write_report
 from gyre_data.view.server import ViewServer
 from tests.support.view_case import HOSTILE, TOKENIZER, Talk, large_case, says, tool, view_case
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[dev]' brings playwright")
 
 BUSY = "e_e7f300000002"
 

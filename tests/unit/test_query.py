@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
-from typer.testing import CliRunner, Result
 
 import gyre_data as gd
 from gyre_data import frame, query
@@ -23,12 +22,12 @@ from gyre_data.admission import admit
 from gyre_data.eligible import candidates, eligibility
 from gyre_data.errors import ConfigError
 from gyre_data.execution import Execution
-from gyre_data.main import app
 from gyre_data.ownership import keep
 from gyre_data.schema import TABLES
 from gyre_data.tree import Forest as Trees
 from gyre_data.types import VersionSpan
 from tests.support.busy_case import busy_case
+from tests.support.command import gyre, out
 from tests.support.forest import Forest, forests
 from tests.support.rows import one_execution
 
@@ -259,16 +258,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     busy_case().write(Path("runs/a"))
     return Path("runs/a")
-
-
-def gyre(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def out(*arguments: object) -> str:
-    done = gyre(*arguments)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 BY_ROLE = "select role, count(*) as n, sum(output_tokens) as tokens from calls group by 1 order by 2 desc, 1"

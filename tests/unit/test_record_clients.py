@@ -89,7 +89,7 @@ def test_a_gateway_of_the_environment_stays_the_upstream() -> None:
     assert user_upstreams(["pi"], {}) == {}
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="no node")
+@pytest.mark.skipif(shutil.which("node") is None, reason="the extension is JavaScript: apt-get install nodejs")
 def test_the_extension_for_pi_is_a_module_that_moves_two_providers(tmp_path: Path) -> None:
     ((_, text),) = plan_watch(["pi"], BASE, tmp_path).files.items()
     (tmp_path / "e.mjs").write_text(text)

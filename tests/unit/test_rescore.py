@@ -53,7 +53,7 @@ def test_kept_workspaces_are_judged_again(run: Path, tmp_path: Path) -> None:
     assert told["e_0"] == [("check", "scored", 0.25), ("judge", "scored", 1.0)]
     assert told["e_2"] == [("check", "scored", 0.25), ("judge", "failed", None)]
     assert found["e_0"][1].detail == '{"end": "finished", "task": "t"}'
-    assert (run / "workspaces/e_0/work/answer").read_text() == "good"  # the judge had a copy
+    assert run.joinpath("workspaces", "e_0", "work", "answer").read_text() == "good"  # the judge had a copy
 
 
 def test_the_command_judges_and_tells(run: Path, tmp_path: Path) -> None:

@@ -8,14 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import gyre_data as gd
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.listing import list_executions
-from gyre_data.main import app
 from gyre_data.scores import latest_scored, scores_by_execution
 from tests.support.busy_case import busy_case
+from tests.support.command import gyre, out
 from tests.support.forest import START, Forest
 
 
@@ -24,16 +23,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     busy_case().write(Path("runs/a"))
     return Path("runs/a")
-
-
-def gyre(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def out(*arguments: object) -> str:
-    done = gyre(*arguments)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def raised(*arguments: object) -> BaseException:

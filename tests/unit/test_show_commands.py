@@ -10,12 +10,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import gyre_data as gd
 from gyre_data.errors import ConfigError, DataError
-from gyre_data.main import app
 from tests.support.busy_case import busy_case
+from tests.support.command import gyre, out
 
 
 @pytest.fixture
@@ -23,16 +22,6 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     busy_case().write(Path("runs/a"))
     return Path("runs/a")
-
-
-def gyre(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
-
-
-def out(*arguments: object) -> str:
-    done = gyre(*arguments)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def test_tree_names_run_and_execution_by_default_or_prefix(runs: Path) -> None:
