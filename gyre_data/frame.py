@@ -7,6 +7,7 @@ import them when they are called.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from datetime import datetime
@@ -30,14 +31,14 @@ else:
     _Base = Generic  # a Sequence at run time would be taken for rows, see `Records`
 
 
-class _Tabular:
+class _Tabular(ABC):
     """The doors, over `arrow`."""
 
     __slots__ = ()
 
+    @abstractmethod
     def arrow(self) -> pa.Table:
         """As a pyarrow table."""
-        raise NotImplementedError
 
     def pl(self) -> Any:
         """As a `polars.DataFrame`; ConfigError when Polars is not installed."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gyre_data.errors import ConfigError, DataError
+from gyre_data.json_values import without_surrogates
 
 from .calls import Report, SourceFile
 
@@ -71,7 +72,7 @@ def load_json(data: bytes) -> Any:
     try:
         value = json.loads(data, parse_constant=_no_constant)
         if b"\\ud" in data or b"\\uD" in data:
-            value = _without_surrogates(value)
+            value = without_surrogates(value)
     except UnicodeDecodeError as error:
         raise ValueError(f"it is no UTF-8 text (byte {error.start})") from error
     except RecursionError as error:
@@ -94,13 +95,3 @@ def parse_time(value: Any) -> datetime | None:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    return value

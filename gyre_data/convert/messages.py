@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gyre_data.json_values import plain_numbers
+
 __all__ = [
     "Message",
     "arguments_of",
@@ -122,7 +124,7 @@ def message_json(made: Message) -> bytes:
 
 def canonical(value: Any) -> bytes:
     """JSON bytes that are equal for equal values: sorted keys, no blanks, integral floats written as integers."""
-    text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    text = json.dumps(plain_numbers(value), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return text.encode("utf-8", "replace")
 
 
@@ -152,16 +154,6 @@ def identity(made: Message) -> bytes:
 def without_reasoning(made: Message) -> bytes:
     """Identity of a turn as clients echo it: they may leave its reasoning out."""
     return identity({name: value for name, value in made.items() if name != "reasoning"})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _foreign(raw: Any) -> list[str]:

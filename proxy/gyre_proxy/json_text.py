@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import orjson
 
+from gyre_data.json_values import without_surrogates
+
 __all__ = ["load_tolerant", "read_exact", "read_object"]
 
 
@@ -46,7 +48,7 @@ def load_tolerant(body: bytes) -> Any:
     except orjson.JSONDecodeError:
         try:
             value = json.loads(body, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
-            value = _without_surrogates(value)
+            value = without_surrogates(value)
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
     if _too_deep(value):
@@ -77,13 +79,3 @@ def _integer(text: str) -> int | float:
     """As the fast reader has it: a float beyond 64 bits."""
     value = int(text)
     return value if -(2**63) <= value < 2**64 else _finite(text)
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    return value

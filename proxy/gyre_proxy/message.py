@@ -13,6 +13,8 @@ from typing import Any
 
 import orjson
 
+from gyre_data.json_values import plain_numbers
+
 __all__ = [
     "BodyPart",
     "Message",
@@ -32,17 +34,7 @@ __all__ = [
 
 def canonical(value: Any) -> bytes:
     """JSON bytes that are equal for equal values: sorted keys, no blanks, integral floats written as integers."""
-    return orjson.dumps(_plain(value), option=orjson.OPT_SORT_KEYS)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+    return orjson.dumps(plain_numbers(value), option=orjson.OPT_SORT_KEYS)
 
 
 def digest(value: Any) -> str:
