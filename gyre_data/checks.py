@@ -32,6 +32,7 @@ class ProblemKind(StrEnum):
     """What is wrong, for programs; `Problem.detail` says it for people."""
 
     UNUSABLE = "unusable"  # the run cannot be opened
+    INFO = "info"  # run.json is damaged
     MANIFEST = "manifest"  # a manifest is damaged or missing
     MISSING = "missing"  # a segment that a manifest names is gone
     CORRUPT = "corrupt"  # committed bytes changed

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .errors import ConfigError
+from .run_info import INFO, read_info
 
 __all__ = ["FolderLock", "is_locked", "refuse_written"]
 
@@ -24,10 +25,13 @@ _ATTEMPTS, _PAUSE_S = 5, 0.02  # `is_locked` of another process holds the lock f
 
 
 class FolderLock:
-    """Holds the folder from construction to `release`; ConfigError names the holder, or says that it is read-only."""
+    """Holds the folder from construction to `release`; ConfigError names the holder, or says that it is read-only.
+
+    CorruptError for a damaged `run.json`: whether the folder may be written to is not known then.
+    """
 
     def __init__(self, run: Path) -> None:
-        if _read_json(run / "run.json").get("read_only"):
+        if read_info(run).get("read_only"):
             raise ConfigError(
                 f"wanted to write to {run}, its run.json says read_only; make a copy that is not: "
                 f"gyre export {run} --no-redact -o COPY"
@@ -74,7 +78,7 @@ def _written(run: Path) -> ConfigError:
 def _holder(run: Path) -> str:
     said = _read_json(run / _NAME)
     text = f"pid {said.get('pid', 'unknown')}"
-    proxy = (_read_json(run / "run.json").get("endpoints") or {}).get("proxy")
+    proxy = (_read_json(run / INFO).get("endpoints") or {}).get("proxy")
     port = urlsplit(proxy).port if isinstance(proxy, str) else None
     return f"{text}, port {port}" if port else text
 

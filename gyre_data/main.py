@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -112,12 +112,22 @@ def _root(
 
 
 def run() -> None:
-    """Entry point of the console script: a GyreError becomes one line on stderr and exit status 2."""
+    """Entry point of the console script: a GyreError becomes one line on stderr and exit status 2.
+
+    So does what the system says of a file: a folder in its place, no right to it, a full disk.
+    """
     try:
         app()
     except GyreError as error:
-        sys.stderr.write(f"gyre: {printable(str(error))}\n")
-        raise SystemExit(2) from None
+        _told(str(error))
+    except OSError as error:
+        where = error.filename if error.filename is not None else "a file"
+        _told(f"wanted to use {where}, got: {error.strerror or error}; mend that and try again")
     except KeyboardInterrupt:
         sys.stderr.write("gyre: stopped\n")
         raise SystemExit(130) from None
+
+
+def _told(text: str) -> NoReturn:
+    sys.stderr.write(f"gyre: {printable(text)}\n")
+    raise SystemExit(2) from None

@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,12 +33,16 @@ __all__ = [
     "manifest_path",
     "newest",
     "numbers",
+    "numbers_of",
     "parse",
     "publish",
     "read",
 ]
 
 FOLDER = "manifest"
+_FILE_NAME = re.compile(r"(\d{8}|[1-9]\d{8,})\.json", re.ASCII)
+# Names become paths: one that leads out of the folder is not taken, whoever wrote it.
+_TABLE_NAME, _STEM = re.compile(r"[a-z_]{1,64}"), re.compile(r"\w{1,64}-\d{1,18}", re.ASCII)
 _REMOVALS_MAJOR = 2  # of a manifest that names removed executions; every other one stays at MAJOR
 
 
@@ -54,6 +59,8 @@ class Manifest:
     """Executions whose rows nobody may show, sorted."""
     used: Mapping[str, int] = field(default_factory=dict)
     """Highest segment number that each writer ever used here: names are never used twice, even of files long gone."""
+    sha256: str = field(default="", compare=False)
+    """Of the document, as it says itself."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -99,9 +106,14 @@ def numbers(run: Path) -> list[int]:
     """Numbers of all manifests of `run`, ascending; empty when it has none."""
     try:
         names = os.listdir(run / FOLDER)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+    return numbers_of(names)
+
+
+def numbers_of(names: Iterable[str]) -> list[int]:
+    """Numbers of those `names` that are names of manifests, ascending."""
+    return sorted(int(name[:-5]) for name in names if _FILE_NAME.fullmatch(name))
 
 
 def newest(run: Path) -> Manifest | None:
@@ -139,13 +151,14 @@ def publish(run: Path, change: Callable[[Manifest], Manifest], writer: str) -> M
                 open={t: s for t, s in wanted.open.items() if s},
                 used=_used(base, wanted),
             )
-            _write(temporary, _dump(made))
+            document = _document(made)
+            _write(temporary, json.dumps(document, indent=1).encode() + b"\n")
             try:
                 os.link(temporary, manifest_path(run, made.number))
             except FileExistsError:
                 continue
             fsync_folder(folder)
-            return made
+            return replace(made, sha256=document["sha256"])
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -176,7 +189,7 @@ def _checksum(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _dump(manifest: Manifest) -> bytes:
+def _document(manifest: Manifest) -> dict[str, Any]:
     document: dict[str, Any] = {
         "format": "gyre-manifest",
         "major": _REMOVALS_MAJOR if manifest.removed else MAJOR,
@@ -200,12 +213,20 @@ def _dump(manifest: Manifest) -> bytes:
     if manifest.removed:
         document["removed"] = list(manifest.removed)
     document["sha256"] = _checksum(document)
-    return json.dumps(document, indent=1).encode() + b"\n"
+    return document
 
 
 def read(path: Path) -> Manifest:
-    """Read one manifest; CorruptError when its checksum or number is wrong, SchemaError for a newer major."""
-    return parse(path.read_bytes(), path)
+    """Read one manifest; CorruptError when its checksum or number is wrong, SchemaError for a newer major.
+
+    CorruptError, too, when it is gone: none is ever deleted.
+    """
+    try:
+        return parse(path.read_bytes(), path)
+    except FileNotFoundError:
+        raise CorruptError(
+            f"{path}: wanted this manifest, but it is gone; restore it from a copy, or remove the tag that names it"
+        ) from None
 
 
 def parse(data: bytes, path: Path) -> Manifest:
@@ -220,20 +241,41 @@ def parse(data: bytes, path: Path) -> Manifest:
         raise CorruptError(f"{path}: wanted a manifest of a Gyre run, got other JSON; is this the right folder?")
     if document.get("sha256") != _checksum(document):
         raise CorruptError(f"{path}: its checksum does not match; see `gyre verify {path.parent.parent}`")
-    known = _REMOVALS_MAJOR if document.get("removed") else MAJOR
-    if document["major"] > known:
-        raise SchemaError(
-            f"{path}: format {document['major']}, this release reads up to {known}; upgrade gyre-rl to read it"
-        )
-    if document["number"] != int(path.stem):
-        raise CorruptError(f"{path}: says it is number {document['number']}; it was copied or renamed")
+    try:
+        known = _REMOVALS_MAJOR if document.get("removed") else MAJOR
+        if document["major"] > known:
+            raise SchemaError(
+                f"{path}: format {document['major']}, this release reads up to {known}; upgrade gyre-rl to read it"
+            )
+        if document["number"] != int(path.stem):
+            raise CorruptError(f"{path}: says it is number {document['number']}; it was copied or renamed")
+        made = _manifest(document)
+        for table, stem in made.stems():
+            if not (_TABLE_NAME.fullmatch(table) and _STEM.fullmatch(stem)):
+                raise CorruptError(
+                    f"{path}: wanted names of segments, got {table}/{stem}; no release of Gyre wrote this"
+                )
+        return made
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(f"{path}: wanted the fields of a manifest, got {error!r}; restore it from a copy") from error
+
+
+def _manifest(document: Mapping[str, Any]) -> Manifest:
     tables = document["tables"]
     return Manifest(
         number=document["number"],
         writer=document["writer"],
         created_at=document["created_at"],
-        sealed={t: tuple(Sealed(**s) for s in v["sealed"]) for t, v in tables.items() if v["sealed"]},
-        open={t: tuple(v["open"]) for t, v in tables.items() if v["open"]},
+        sealed={
+            table: tuple(
+                Sealed(name=s["name"], num_bytes=s["num_bytes"], num_rows=s["num_rows"], crc32=s["crc32"])
+                for s in held["sealed"]
+            )
+            for table, held in tables.items()
+            if held["sealed"]
+        },
+        open={table: tuple(held["open"]) for table, held in tables.items() if held["open"]},
         removed=tuple(document.get("removed", ())),
         used=document.get("used", {}),
+        sha256=document["sha256"],
     )

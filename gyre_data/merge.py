@@ -22,10 +22,10 @@ from .lock import FolderLock, refuse_written
 from .pins import split_tag
 from .reader import Run
 from .rewrite import check_sources, publish_tables, rebatched, write_segments
+from .run_info import write_info
 from .schema import RUN_TABLES, TABLES
 from .segment import Sealed
 from .store import open
-from .writer import write_info
 
 __all__ = ["Merged", "Source", "merge"]
 

@@ -6,7 +6,6 @@ last, and opened there by its URL. A segment is fetched when its table is first 
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import replace
@@ -17,8 +16,9 @@ import pyarrow as pa
 
 from . import manifest as manifests
 from .errors import ConfigError, CorruptError, GyreError
-from .pins import TAGS
+from .pins import TAGS, check_tagged, parse_tag
 from .reader import Batches, Run
+from .run_info import INFO, parse_info
 from .segment import OpenSegment, Sealed, iter_sealed
 
 __all__ = ["RemoteRun", "remote_url"]
@@ -54,7 +54,7 @@ class RemoteRun(Run):
     def info(self) -> dict[str, Any]:
         """What `run.json` says; empty when there is none."""
         try:
-            return dict(json.loads(self._read("run.json")))
+            return parse_info(self._read(INFO), f"{self.url}/{INFO}")
         except FileNotFoundError:
             return {}
 
@@ -73,17 +73,25 @@ class RemoteRun(Run):
 
     def _tagged(self, name: str) -> int:
         try:
-            return int(json.loads(self._read(f"{TAGS}/{name}.json"))["manifest"])
+            path = f"{TAGS}/{name}.json"
+            tag = parse_tag(self._read(path), name, f"{self.url}/{path}")
         except FileNotFoundError:
             raise ConfigError(f"{self.url}: wanted the tag {name}, found none of that name in {TAGS}/") from None
+        check_tagged(tag, self._manifest_of(tag.manifest), self.url)
+        return tag.manifest
 
     def _current(self) -> manifests.Manifest | None:
         number = self._pinned or self._newest()
         if number is None:
             return None
+        return replace(self._manifest_of(number), open={})
+
+    def _manifest_of(self, number: int) -> manifests.Manifest:
         name = f"{manifests.FOLDER}/{number:08d}.json"
-        found = manifests.parse(self._read(name), Path(f"{self.url}/{name}"))
-        return replace(found, open={})
+        try:
+            return manifests.parse(self._read(name), Path(f"{self.url}/{name}"))
+        except FileNotFoundError:
+            raise CorruptError(f"{self.url}/{name}: wanted this manifest, it is not there; copy it there") from None
 
     def _newest(self) -> int | None:
         self._fs.invalidate_cache()
@@ -91,8 +99,7 @@ class RemoteRun(Run):
             names = self._fs.ls(f"{self._root}/{manifests.FOLDER}", detail=False)
         except FileNotFoundError:
             return None
-        stems = [name.rpartition("/")[2].removesuffix(".json") for name in names if name.endswith(".json")]
-        return max((int(stem) for stem in stems if stem.isdigit()), default=None)
+        return max(manifests.numbers_of(name.rpartition("/")[2] for name in names), default=None)
 
     def _is_newest(self, number: int) -> bool:
         return True  # whatever it names is there: manifests are copied last

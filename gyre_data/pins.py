@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,10 +26,12 @@ __all__ = [
     "LEASES",
     "TAGS",
     "Tag",
+    "check_tagged",
     "delete_tag",
     "find_tag",
     "lease",
     "leased",
+    "parse_tag",
     "pinned_manifests",
     "split_tag",
     "tag",
@@ -48,6 +50,8 @@ class Tag:
     manifest: int
     created_at: str
     note: str | None = None
+    sha256: str | None = None
+    """Of that manifest; None in a tag that was made before tags kept it."""
 
 
 def tag(path: str | Path, name: str, note: str | None = None) -> Tag:
@@ -59,7 +63,7 @@ def tag(path: str | Path, name: str, note: str | None = None) -> Tag:
     from .rewrite import owned  # which asks this module what to keep
 
     with owned(Path(path), "tag") as current:
-        return _write_tag(Path(path), name, current.number, note)
+        return _write_tag(Path(path), name, current, note)
 
 
 def delete_tag(path: str | Path, name: str) -> Tag:
@@ -67,7 +71,7 @@ def delete_tag(path: str | Path, name: str) -> Tag:
     from .rewrite import owned
 
     with owned(Path(path), "tag"):
-        gone = find_tag(Path(path), name)
+        gone = _read_tag(Path(path), name)
         (Path(path) / TAGS / f"{name}.json").unlink()
         fsync_folder(Path(path) / TAGS)
     return gone
@@ -79,10 +83,20 @@ def split_tag(arg: str | Path) -> tuple[Path, str | None]:
     return (Path(arg), None) if not at or not folder or Path(arg).exists() else (Path(folder), name)
 
 
-def _write_tag(run: Path, name: str, manifest: int, note: str | None) -> Tag:
+def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"wanted a tag of letters, digits, dot, dash and _, got {name!r}; it becomes a file name")
-    made = Tag(name=name, manifest=manifest, created_at=datetime.now(UTC).isoformat(timespec="seconds"), note=note)
+
+
+def _write_tag(run: Path, name: str, manifest: manifests.Manifest, note: str | None) -> Tag:
+    _check_name(name)
+    made = Tag(
+        name=name,
+        manifest=manifest.number,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        note=note,
+        sha256=manifest.sha256,
+    )
     folder = run / TAGS
     folder.mkdir(mode=0o700, exist_ok=True)
     temporary = folder / f".{secrets.token_hex(6)}.tmp"
@@ -90,9 +104,10 @@ def _write_tag(run: Path, name: str, manifest: int, note: str | None) -> Tag:
         _write(temporary, {"format": "gyre-tag", **asdict(made)})
         os.link(temporary, folder / f"{name}.json")
     except FileExistsError:
-        there = find_tag(run, name).manifest
+        there = _read_tag(run, name).manifest
         raise ConfigError(
-            f"{run}: wanted to tag manifest {manifest} as {name}, that tag names manifest {there}; take another name"
+            f"{run}: wanted to tag manifest {made.manifest} as {name}, that tag names manifest {there}; "
+            "take another name"
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
@@ -118,16 +133,45 @@ def tags(run: Path) -> list[Tag]:
 
 
 def find_tag(run: Path, name: str) -> Tag:
-    """The tag `name`; ConfigError that lists the tags when there is none."""
+    """The tag `name`; ConfigError that lists the tags when there is none.
+
+    CorruptError when the manifest of its number is gone or not the one that was tagged.
+    """
+    found = _read_tag(run, name)
+    check_tagged(found, manifests.read(manifests.manifest_path(run, found.manifest)), str(run))
+    return found
+
+
+def check_tagged(tag: Tag, manifest: manifests.Manifest, run: str) -> None:
+    """CorruptError unless `manifest` is the one that `tag` was made for."""
+    if tag.sha256 not in (None, manifest.sha256):
+        raise CorruptError(
+            f"{run}: wanted the manifest {tag.manifest} that the tag {tag.name} was made for, got another of that "
+            "number; restore both from a copy, or give the tag up: `gyre tag RUN NAME --delete`"
+        )
+
+
+def _read_tag(run: Path, name: str) -> Tag:
+    _check_name(name)
     path = run / TAGS / f"{name}.json"
     try:
-        said = json.loads(path.read_bytes())
-        return Tag(name=name, manifest=said["manifest"], created_at=said["created_at"], note=said.get("note"))
+        return parse_tag(path.read_bytes(), name, str(path))
     except FileNotFoundError:
         known = ", ".join(one.stem for one in sorted((run / TAGS).glob("[!.]*.json"))) or "none"
         raise ConfigError(f"{run}: wanted the tag {name}, it has {known}; make one with `gyre tag`") from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptError(f"{path}: wanted a tag, got {error!r}; remove the file and tag again") from error
+
+
+def parse_tag(data: bytes, name: str, where: str) -> Tag:
+    """The tag in `data`, as read from the file `where` of that name; CorruptError when it is none."""
+    try:
+        said = json.loads(data)
+        found = Tag(**{"name": name} | {field.name: said[field.name] for field in fields(Tag) if field.name in said})
+        if found.name == name and type(found.manifest) is int and found.manifest > 0:
+            return found
+        came = f"a tag {found.name!r} of manifest {found.manifest!r}"
+    except (ValueError, TypeError, RecursionError) as error:
+        came = repr(error)
+    raise CorruptError(f"{where}: wanted the tag {name}, got {came}; restore it, or remove the file and tag again")
 
 
 @contextmanager
@@ -160,7 +204,7 @@ def leased(run: Path) -> list[int]:
             continue
         try:
             held.append(int(json.loads(path.read_bytes())["manifest"]))
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             held += manifests.numbers(run)[:1]  # being taken this instant: nothing older can be wanted
     return held
 
@@ -168,13 +212,4 @@ def leased(run: Path) -> list[int]:
 def pinned_manifests(run: Path) -> list[manifests.Manifest]:
     """The manifests that tags and leases name."""
     wanted = {*(tag.manifest for tag in tags(run)), *leased(run)}
-    found = []
-    for number in sorted(wanted):
-        path = manifests.manifest_path(run, number)
-        try:
-            found.append(manifests.read(path))
-        except FileNotFoundError:
-            raise CorruptError(
-                f"{path}: a tag names this manifest, but it is gone; restore it or remove the tag"
-            ) from None
-    return found
+    return [manifests.read(manifests.manifest_path(run, number)) for number in sorted(wanted)]

@@ -25,6 +25,7 @@ from . import manifest as manifests
 from .errors import ConfigError, CorruptError, SchemaError
 from .gather import Gathered
 from .removed import nodes_of, visible
+from .run_info import read_info
 from .schema import arrow_schema, conform
 from .schema import table as declared_table
 from .segment import OpenSegment, Sealed, iter_sealed, map_file, read_open
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .types import Score
 
-__all__ = ["READ_ORDER", "Run", "conformed", "read_info", "unpack_blob"]
+__all__ = ["READ_ORDER", "Run", "conformed", "unpack_blob"]
 
 _log = logging.getLogger(__name__)
 
@@ -170,18 +171,18 @@ class Run:
         return manifests.read(manifests.manifest_path(self.path, self._pinned))
 
     def _is_newest(self, number: int) -> bool:
-        return self._pinned is not None or manifests.numbers(self.path)[-1] == number
+        return self._pinned is not None or manifests.numbers(self.path)[-1:] == [number]
 
     def _map(self, table: str, sealed: Sealed) -> pa.Buffer:
         return map_file(self.path / table / sealed.name)
 
     def _map_sealed(self, current: manifests.Manifest) -> dict[tuple[str, str], pa.Buffer]:
-        """Every sealed file, mapped. One that is gone is left out: whoever wants its table is told."""
+        """Every sealed file, mapped. One that cannot be is left out: whoever wants its table is told."""
         maps: dict[tuple[str, str], pa.Buffer] = {}
         for name, segments in current.sealed.items():
             for sealed in segments:
                 known = self._maps.get((name, sealed.name))
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):
                     maps[name, sealed.name] = self._map(name, sealed) if known is None else known
         return maps
 
@@ -276,11 +277,13 @@ class Run:
 
     def _open_sealed(self, name: str, sealed: Sealed) -> Batches:
         where = f"{self.path / name / sealed.name}"
-        if (name, sealed.name) not in self._maps:
+        try:
+            data = self._maps.get((name, sealed.name)) or self._map(name, sealed)
+        except FileNotFoundError as error:
             raise CorruptError(
                 f"{where}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
-            )
-        return iter_sealed(self._maps[name, sealed.name], sealed, where)
+            ) from error
+        return iter_sealed(data, sealed, where)
 
     def blob(self, blob_id: str) -> bytes:
         """The plain bytes of a blob, checked against their own hash; KeyError when the run does not hold it."""
@@ -294,23 +297,6 @@ class Run:
         if hashlib.sha256(plain).hexdigest() != blob_id:
             raise CorruptError(f"blob {blob_id}: its bytes hash to something else; see `gyre verify {self.path}`")
         return plain
-
-
-def read_info(run: Path) -> dict[str, Any]:
-    """The object in `run.json` of a run folder; empty when there is none, CorruptError for anything else."""
-    path = run / "run.json"
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path}: wanted a JSON object, got {error}; mend or remove it") from error
-    if not isinstance(found, dict):
-        raise CorruptError(f"{path}: wanted a JSON object, got {type(found).__name__}; mend or remove it")
-    for name, kind in (("endpoints", dict), ("tokenizer", str)):
-        if not isinstance(found.get(name), kind | None):
-            raise CorruptError(f"{path}: wanted {name} to be a {kind.__name__}, got {found[name]!r}; mend or remove it")
-    return found
 
 
 def unpack_blob(blob_id: str, codec: str, num_bytes: int, data: pa.Buffer) -> bytes:

@@ -18,13 +18,14 @@ import pyarrow as pa
 from . import manifest as manifests
 from .checks import CHECKS, Problem, ProblemKind
 from .commit_log import later_records
-from .errors import CorruptError, DataError, SchemaError
+from .errors import CorruptError, DataError, GyreError, SchemaError
 from .lock import is_locked
 from .pins import TAGS, find_tag, split_tag
 from .reader import Run, conformed
 from .recovery import QUARANTINE
 from .removed import nodes_of, visible
 from .rewrite import unnamed
+from .run_info import INFO, read_info
 from .sampling_checks import SAMPLING_CHECKS
 from .schema import TABLES, arrow_schema
 from .segment import OpenSegment, open_sealed
@@ -57,11 +58,11 @@ def verify(path: str | Path) -> Report:
     `RUN@NAME` checks a dataset version; a run by itself also has the bytes of its tags checked.
     """
     path, tag = split_tag(path)
-    problems = list(_check_manifests(path))
+    problems = [*_check_info(path), *_check_manifests(path)]
     notes: list[str] = []
     try:
         run = Run(path, None if tag is None else find_tag(path, tag).manifest)
-    except DataError as error:
+    except (DataError, OSError) as error:
         problems.append(Problem(kind=ProblemKind.UNUSABLE, where=str(path), detail=str(error)))
         return Report(path=str(path), manifest=0, usable=False, problems=tuple(problems), notes=(), num_rows={})
     if any(part.damage for part in run.open_segments.values()):
@@ -94,6 +95,14 @@ def verify(path: str | Path) -> Report:
     )
 
 
+def _check_info(path: Path) -> list[Problem]:
+    try:
+        read_info(path)
+    except (DataError, OSError) as error:
+        return [Problem(kind=ProblemKind.INFO, where=INFO, detail=str(error))]
+    return []
+
+
 def _check_manifests(path: Path) -> list[Problem]:
     """Every manifest reads, and their numbers have no gap."""
     problems = []
@@ -102,7 +111,7 @@ def _check_manifests(path: Path) -> list[Problem]:
         where = f"{manifests.FOLDER}/{number:08d}.json"
         try:
             manifests.read(manifests.manifest_path(path, number))
-        except (DataError, KeyError, TypeError) as error:
+        except (DataError, OSError) as error:
             problems.append(Problem(kind=ProblemKind.MANIFEST, where=where, detail=str(error)))
         if number > found[0] and number - 1 not in found:
             detail = f"wanted number {number - 1} before it, found none; restore the file from a copy"
@@ -156,7 +165,7 @@ def _read_table(run: Run, name: str, tables: dict[str, pa.Table], notes: list[st
             problems.append(Problem(kind=ProblemKind.MISSING, where=where, detail=detail))
         except SchemaError as error:
             problems.append(Problem(kind=ProblemKind.SCHEMA, where=where, detail=str(error)))
-        except CorruptError as error:
+        except (CorruptError, OSError) as error:
             problems.append(Problem(kind=ProblemKind.CORRUPT, where=where, detail=str(error)))
     for stem in run.manifest.open.get(name, ()):
         part = run.open_segments[name, stem]
@@ -202,7 +211,7 @@ def _check_tags(run: Run) -> list[Problem]:
         try:
             tag = find_tag(run.path, file.stem)
             named = manifests.read(manifests.manifest_path(run.path, tag.manifest))
-        except (DataError, OSError) as error:
+        except (GyreError, OSError) as error:
             problems.append(Problem(kind=ProblemKind.MANIFEST, where=f"{TAGS}/{file.name}", detail=str(error)))
             continue
         for name, segments in named.sealed.items():
@@ -211,7 +220,7 @@ def _check_tags(run: Run) -> list[Problem]:
                     continue
                 try:
                     open_sealed(run.path / name / sealed.name, sealed, full=True)
-                except (CorruptError, FileNotFoundError) as error:
+                except (CorruptError, OSError) as error:
                     where = f"tag {tag.name}: {name}/{sealed.name}"
                     problems.append(Problem(kind=ProblemKind.CORRUPT, where=where, detail=str(error)))
     return problems
@@ -222,7 +231,7 @@ def _folder_notes(path: Path) -> list[str]:
     folder = path / QUARANTINE
     if files := [p for p in folder.rglob("*") if p.is_file()] if folder.exists() else []:
         notes.append(f"{QUARANTINE}/ holds {len(files)} files of crashed or damaged segments; no reader looks there")
-    with contextlib.suppress(DataError):  # of a tag: told already
+    with contextlib.suppress(GyreError, OSError):  # of a tag: told already
         if not is_locked(path / "lock") and (stale := unnamed(path)):
             notes.append(f"{len(stale)} files are named by nothing any more; `gyre compact {path} --yes` removes them")
     return notes

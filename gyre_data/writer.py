@@ -7,15 +7,12 @@ has all it names. Commits of several threads are grouped: whoever holds the lock
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,14 +23,15 @@ from . import manifest as manifests
 from .arrays import table_of, to_batches
 from .errors import CaptureError, ConfigError, GyreError
 from .lock import FolderLock
-from .reader import READ_ORDER, Run, read_info
+from .reader import READ_ORDER, Run
 from .recovery import Recovered, leftovers, recover
 from .rewrite import REWRITERS, last_sequence
-from .schema import MAJOR, MINOR, TABLES
+from .run_info import INFO, write_info
+from .schema import TABLES
 from .segment import Sealed, SegmentWriter, fsync_folder
 from .types import Blob
 
-__all__ = ["COMMIT_ORDER", "SEAL_AGE_S", "SEAL_BYTES", "RunWriter", "write_info"]
+__all__ = ["COMMIT_ORDER", "SEAL_AGE_S", "SEAL_BYTES", "RunWriter"]
 
 SEAL_BYTES = 256 << 20
 SEAL_AGE_S = 3600.0
@@ -105,7 +103,7 @@ class RunWriter:
             )
             if manifests.newest(self.path) is None:
                 manifests.publish(self.path, lambda base: base, writer)
-            if lock and not (self.path / "run.json").exists():
+            if lock and not (self.path / INFO).exists():
                 self.update_info({})
             self._sequence = last_sequence(self.path, writer)
             self._blobs = _known_blobs(self.path)
@@ -363,7 +361,7 @@ class RunWriter:
         if not self._made or current.open or current.sealed:
             return
         folder = self.path / manifests.FOLDER
-        for path in (*folder.iterdir(), self.path / "run.json", self.path / "lock"):
+        for path in (*folder.iterdir(), self.path / INFO, self.path / "lock"):
             path.unlink(missing_ok=True)
         folder.rmdir()
         self.path.rmdir()
@@ -380,22 +378,6 @@ class RunWriter:
     def update_info(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set fields of `run.json`, replacing the file at once, and return the whole. Only the owner calls this."""
         return write_info(self.path, fields)
-
-
-def write_info(run: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`RunWriter.update_info` for a caller that holds the folder's lock itself."""
-    base = {"format": "gyre", "major": MAJOR, "minor": MINOR, "created_at": datetime.now(UTC).isoformat()}
-    info = {**base, **read_info(run), **fields}
-    temporary = run / f".run-{secrets.token_hex(6)}.tmp"
-    fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(fd, "w") as file:
-        json.dump(info, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(fd)
-    os.rename(temporary, run / "run.json")
-    fsync_folder(run)
-    return info
 
 
 def _known_blobs(run: Path) -> set[bytes]:

@@ -264,7 +264,7 @@ def test_a_flip_in_what_only_a_tag_names_is_found(tmp_path):
         compact(path)  # which files it needs cannot be known
     (path / "tags" / "v1.json").write_text('{"manifest": 99, "created_at": ""}')
     assert [(p.kind, p.where) for p in verify(path).problems] == [("manifest", "tags/v1.json")]
-    with pytest.raises(CorruptError, match="it is gone; restore it or remove the tag"):
+    with pytest.raises(CorruptError, match=r"it is gone; restore it .* or remove the tag"):
         compact(path, cold=True)
 
 
