@@ -24,6 +24,8 @@ from gyre_data.types import Call
 
 __all__ = ["Lane", "Outline", "Segment", "outline"]
 
+_TITLE_CHARS = 1000
+"""Of a first line that a title is made of: a whole file may stand on one line."""
 _INSERTED = re.compile(r"<([a-z][\w-]*)>.*?</\1>", re.DOTALL)
 
 
@@ -274,7 +276,7 @@ class _Builder:
                 continue
             if isinstance(message, dict) and message.get("role") == "user":
                 text = _INSERTED.sub(" ", str(message.get("content") or "")).strip()
-                return shorten(text.splitlines()[0], 48, placeholder=" ...") if text else None
+                return shorten(text.splitlines()[0][:_TITLE_CHARS], 48, placeholder=" ...") if text else None
         return None
 
 

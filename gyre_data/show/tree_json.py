@@ -6,15 +6,20 @@ from datetime import datetime
 from typing import Any
 
 from gyre_data.counts import count_tree
+from gyre_data.tree import Tree
 
 from .outline import Lane, Outline
 
 __all__ = ["tree_json"]
 
 
-def tree_json(shown: Outline) -> dict[str, Any]:
-    """Plain values; token ids and texts are left out, node and call ids lead to them."""
+def tree_json(shown: Outline, recorded: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Plain values; token ids and texts are left out, node and call ids lead to them.
+
+    `recorded` holds what never changes of calls and nodes, by id, for one who asks again while the run grows.
+    """
     tree, info = shown.tree, shown.execution.info
+    known = {} if recorded is None else recorded
     counts = count_tree(tree, j_max=shown.j_max).to_json()
     return {
         "execution": {name: _plain(getattr(info, name)) for name in info.__slots__},
@@ -49,8 +54,8 @@ def tree_json(shown: Outline) -> dict[str, Any]:
             {"reason": str(x.reason), "detail": x.detail, "call_id": x.call_id, "node_id": x.node_id}
             for x in shown.excluded
         ],
-        "calls": [_call(shown, number) for number in range(1, len(tree.calls) + 1)],
-        "nodes": [_node(shown, i) for i in range(len(tree))],
+        "calls": [_call(shown, number, known) for number in range(1, len(tree.calls) + 1)],
+        "nodes": [{**_node(tree, i, known)} for i in range(len(tree))],
     }
 
 
@@ -63,13 +68,15 @@ _CALL_COLUMNS = (
 )  # fmt: skip
 
 
-def _call(shown: Outline, number: int) -> dict[str, Any]:
+def _call(shown: Outline, number: int, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     call = shown.call(number)
+    if call.call_id not in known:
+        known[call.call_id] = {name: _plain(getattr(call, name)) for name in _CALL_COLUMNS}
     state = shown.tree.delivery.get(call.call_id)
     reason, detail = shown.judged.reasons.get(call.call_id, (None, None))
     return {
         "number": number,
-        **{name: _plain(getattr(call, name)) for name in _CALL_COLUMNS},
+        **known[call.call_id],
         "delivery": _plain(state),
         "distinct_tokens": shown.tokens[number - 1],
         "trained_tokens": shown.trained[number - 1],
@@ -78,11 +85,12 @@ def _call(shown: Outline, number: int) -> dict[str, Any]:
     }
 
 
-def _node(shown: Outline, i: int) -> dict[str, Any]:
-    tree = shown.tree
-    parent = int(tree.parent_N[i])
-    return {
-        "node_id": tree.node_id[i],
+def _node(tree: Tree, i: int, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    node_id, parent = tree.node_id[i], int(tree.parent_N[i])
+    if node_id in known:
+        return known[node_id]
+    known[node_id] = {
+        "node_id": node_id,
         "parent_id": None if parent < 0 else tree.node_id[parent],
         "call_id": tree.call_of_N[i],
         "kind": str(tree.kind_N[i]),
@@ -93,6 +101,7 @@ def _node(shown: Outline, i: int) -> dict[str, Any]:
         "num_tokens": int(tree.num_tokens_N[i]),
         "has_logprobs": bool(tree.has_logprobs_N[i]),
     }
+    return known[node_id]
 
 
 def _lane(shown: Outline, lane: Lane) -> dict[str, Any]:

@@ -104,6 +104,8 @@ class Kept:
         self.texts = texts
         self.blobs: list[str] = []
         """Blob ids by the small numbers that stand for them, in order of first use."""
+        self.recorded: dict[str, dict[str, Any]] = {}
+        """Of calls and nodes by id, for `tree_json`."""
         self._number: dict[str, int] = {}
         self._calls: dict[str, dict[str, Any]] = {}
         self._nodes: dict[str, dict[str, Any]] = {}
@@ -153,7 +155,7 @@ def execution_model(execution: Execution, kept: Kept, *, j_max: int | None = 5) 
     `kept` is of this execution, new or from an earlier snapshot.
     """
     tree = execution.tree
-    told = tree_json(outline(execution, j_max=j_max))
+    told = tree_json(outline(execution, j_max=j_max), kept.recorded)
     for row, call in zip(told["calls"], tree.calls, strict=True):
         row |= kept.call(call, row.keys())
     redacted, teachers = _redacted(execution), _teachers(execution)
@@ -166,7 +168,7 @@ def execution_model(execution: Execution, kept: Kept, *, j_max: int | None = 5) 
     named = {number for row in told["nodes"] for number in row.get("messages", ())}
     return told | {
         "lines": {number: kept.texts.line(kept.blobs[number]) for number in sorted(named)},
-        "blobs": kept.blobs,
+        "blobs": [*kept.blobs],  # it grows, and what was told stays as it was told
         "compactions": [asdict(one) for one in compactions(tree)],
         "sub_agents": [plain(asdict(one)) for one in sub_agents(tree)],
         "environments": _environments(execution),

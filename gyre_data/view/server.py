@@ -14,6 +14,7 @@ import json
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -25,6 +26,7 @@ from gyre_data.errors import ConfigError, DataError, GyreError
 from gyre_data.execution import Execution, executions, find
 from gyre_data.reader import Run
 
+from .changes import History
 from .data import Kept, execution_model, node_tokens, run_figures, run_model
 from .page import page, policy
 from .texts import Texts
@@ -62,8 +64,15 @@ class Following:
         self._rows: dict[str, Kept] = {}
         self._vocabulary: Vocabulary | None = None
         self._kept: dict[tuple[str, str | None], tuple[int, Any]] = {}
+        self._told: dict[tuple[str, str | None], History] = {}
         self._watchers = 0
-        self.version = 1
+        # No version of an earlier server is one of ours: a page that outlived it must not take our changes for its own.
+        self.version = time.time_ns() // 1_000_000
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return str(self._run.path).rsplit("/", 1)[-1]
 
     def refresh(self) -> bool:
         """Take a new snapshot; True and a new version if anything was added."""
@@ -99,9 +108,9 @@ class Following:
         with self._changed:
             self._watchers += change
 
-    def run_model(self) -> Any:
-        """See `data.run_model`."""
-        return self._of_version("run", None, lambda: run_model(self._run))
+    def run_model(self, since: int = 0) -> dict[str, Any]:
+        """`data.run_model`: the whole, or what changed `since` a version of it; see `changes.History`."""
+        return self._since("run", None, since, lambda: run_model(self._run))
 
     def figures(self) -> Any:
         """See `data.run_figures`. Counted on a snapshot of its own: who asks for calls does not wait for it."""
@@ -115,8 +124,8 @@ class Following:
                 self._counted = version, found
             return found
 
-    def execution(self, execution_id: str) -> Any:
-        """See `data.execution_model`."""
+    def execution(self, execution_id: str, since: int = 0) -> dict[str, Any]:
+        """`data.execution_model`: the whole, or what changed `since` a version of it; see `changes.History`."""
 
         def make() -> Any:
             loaded = self._load(execution_id)
@@ -124,7 +133,7 @@ class Following:
             _drop(self._rows, _MOST_KEPT)
             return execution_model(loaded, kept, j_max=self._j_max)
 
-        return self._of_version("execution", execution_id, make)
+        return self._since("execution", execution_id, since, make)
 
     def tokens(self, execution_id: str, node_ids: list[str]) -> bytes:
         """Ids, then log-probs, of these nodes end to end."""
@@ -151,6 +160,14 @@ class Following:
         loaded = self._of_version("tree", execution_id, lambda: Execution(self._run, known[find(known, execution_id)]))
         assert isinstance(loaded, Execution)
         return loaded
+
+    def _since(self, kind: str, name: str | None, since: int, make: Callable[[], Any]) -> dict[str, Any]:
+        with self._lock:
+            told = self._told.setdefault((kind, name), History())
+            _drop(self._told, _MOST_KEPT)
+            if told.version != self.version:
+                told.move(self.version, make())
+            return told.since(since)
 
     def _of_version(self, kind: str, name: str | None, make: Callable[[], Any]) -> Any:
         """What `make` gives for the present snapshot, made once."""
@@ -245,13 +262,13 @@ class _Handler(BaseHTTPRequestHandler):
         following = self.server.following
         match path:
             case "/":
-                return "".join(page(title=f"{following.run_model()['path'].rsplit('/', 1)[-1]} - gyre view"))
+                return "".join(page(title=f"{following.name} - gyre view"))
             case "/api/run":
-                return following.run_model() | {"version": following.version}
+                return following.run_model(int(asked.get("since", 0)))
             case "/api/figures":
                 return following.figures()
             case "/api/execution":
-                return following.execution(asked["id"])
+                return following.execution(asked["id"], int(asked.get("since", 0)))
             case "/api/events":
                 return self._events
         raise KeyError(path)

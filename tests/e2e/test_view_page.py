@@ -16,6 +16,7 @@ import pytest
 import gyre_data
 from gyre_data.view.report import write_report
 from gyre_data.view.server import ViewServer
+from tests.support.forest import ExecutionBuilder, Forest
 from tests.support.view_case import HOSTILE, TOKENIZER, Talk, large_case, says, tool, view_case
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[dev]' brings playwright")
@@ -44,6 +45,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> gyre_data.Run:
     with gyre_data.RunWriter(path) as writer:
         writer.update_info({"mode": "policy", "policy": "run:5", "tokenizer": str(TOKENIZER)})
     return gyre_data.open(path)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Forest, Path]:
+    """1,347 messages and a million tokens, in memory and on disk."""
+    made = large_case()
+    return made, made.write(tmp_path_factory.mktemp("large") / "run").path
 
 
 @pytest.fixture(scope="module")
@@ -378,20 +386,51 @@ def test_an_empty_run_bears_every_key_and_shows_its_first_call(browser: Any, tmp
         server.shutdown()
 
 
-def _continued(made: Any) -> str:
-    """One more call of the busy execution; returns what it says."""
-    from tests.support.forest import ExecutionBuilder
-
-    e = ExecutionBuilder(run=made, execution_id=BUSY)
-    e.nodes = {n.node_id: n for n in made.rows["nodes"] if n.execution_id == BUSY}
-    last = [c for c in made.rows["calls"] if c.execution_id == BUSY and c.agent_role == "main" and c.output_node][-1]
+def _continued(made: Any, execution_id: str = BUSY) -> str:
+    """One more call of the execution's main agent; returns what it says."""
+    e = ExecutionBuilder(run=made, execution_id=execution_id)
+    e.nodes = {n.node_id: n for n in made.rows["nodes"] if n.execution_id == execution_id}
+    mine = [c for c in made.rows["calls"] if c.execution_id == execution_id]
+    last = [c for c in mine if c.agent_role == "main" and c.output_node][-1]
     Talk(e).call(last.output_node, [tool("nothing there")], says("The changelog is empty, so I go on."))
     return "The changelog is empty"
 
 
-def test_a_million_tokens_open_quickly_and_fit(browser: Any, tmp_path: Path) -> None:
-    run = large_case().write(tmp_path / "run")
-    report = write_report(run, tmp_path / "report.html")
+def test_a_page_of_a_large_run_is_told_only_what_changed(
+    browser: Any, large: tuple[Forest, Path], tmp_path: Path
+) -> None:
+    made, path = large
+    shutil.copytree(path, tmp_path / "run")
+    execution_id = made.rows["executions"][0].execution_id
+    known = {name: len(rows) for name, rows in made.rows.items()}
+    with ViewServer(gyre_data.open(tmp_path / "run")) as server, gyre_data.RunWriter(tmp_path / "run") as writer:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        opened = Opened(browser, server.url)
+        page, told = opened.page, []
+        page.wait_for_selector("#live .good")
+        size = "content-length"
+        page.on("response", lambda r: "/api/execution" in r.url and told.append(int(r.headers[size])))
+        for number in (637, 638, 639):
+            _continued(made, execution_id)
+            for name, rows in made.rows.items():
+                writer.append(rows[known[name] :])
+                known[name] = len(rows)
+            writer.commit()
+            page.wait_for_selector(f"#head:has-text('{number} calls')")
+        assert max(told) < 20_000  # the whole is 1.6 MB
+        page.keyboard.press("G")
+        page.wait_for_selector("#bar h2:text-is('c639')")
+        shown = [text(page, part) for part in ("#tree", "#lanes", "#talk")]
+        opened.go(f"{server.url}#e={execution_id}")
+        page.keyboard.press("G")
+        page.wait_for_selector("#bar h2:text-is('c639')")
+        assert [text(page, part) for part in ("#tree", "#lanes", "#talk")] == shown
+        opened.close()
+        server.shutdown()
+
+
+def test_a_million_tokens_open_quickly_and_fit(browser: Any, large: tuple[Forest, Path], tmp_path: Path) -> None:
+    report = write_report(gyre_data.open(large[1]), tmp_path / "report.html")
     assert report.stat().st_size < 15e6
     started = time.monotonic()
     opened = Opened(browser, f"file://{report}")

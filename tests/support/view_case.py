@@ -492,4 +492,4 @@ def large_case(num_tokens: int = 1_000_000) -> Forest:
         )
         for call in made.rows["calls"]
     ]
-    return Forest(rows=rows)
+    return Forest(rows=rows, _count=made._count, _seconds=made._seconds)

@@ -250,13 +250,13 @@ def test_watchers_hear_of_new_rows(tmp_path: Path) -> None:
         connection.request("GET", "/api/events")
         events = connection.getresponse()
         assert events.fp.readline().startswith(b"data: ")
-        assert json.loads(ask(server, "/api/run")[2])["executions"][0]["score"] == 1.0
+        assert json.loads(ask(server, "/api/run")[2])["whole"]["executions"][0]["score"] == 1.0
         gyre_data.score(writer, "e_b02c00000001", 0.25, evaluator="again")
         writer.commit()
         told = None
         while told != 0.25:  # opening the writer may be told of before the score is
             if events.fp.readline().startswith(b"data: "):
-                told = json.loads(ask(server, "/api/run")[2])["executions"][0]["score"]
+                told = json.loads(ask(server, "/api/run")[2])["whole"]["executions"][0]["score"]
         connection.close()
         server.shutdown()
 

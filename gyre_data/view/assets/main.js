@@ -224,7 +224,7 @@ function follow() {
   let busy = false;
   let again = false;
   const more = async (version) => {
-    if (version === state.run.version) return;
+    if (version === state.source.version) return;
     if (busy) {
       again = true;
       return;

@@ -1,5 +1,10 @@
 // Where the data comes from: the server that made this page, or the chunks inside it. Both answer the same questions.
 
+import { patched } from "./changes.js";
+
+const RUN = "/api/run?";
+const MOST_KEPT = 8; // executions looked at, so that coming back to one asks for what changed
+
 /** The source of this page. */
 export function openSource() {
   return document.documentElement.dataset.source === "served" ? new Served() : new Report();
@@ -70,6 +75,7 @@ class Report {
 class Served {
   constructor() {
     this.live = true;
+    this.toldOf = new Map(); // address -> the value and its version
     this.textOf = new Map();
     this.tokensOf = new Map();
     this.wordOf = {};
@@ -83,11 +89,26 @@ class Served {
     return answer;
   }
 
-  async run() { return (await this.get("/api/run")).json(); }
+  /** What the server tells at `path`: whole at first, then what changed since. */
+  async moving(path) {
+    const known = this.toldOf.get(path);
+    const answer = await this.get(known ? `${path}since=${known.version}` : path);
+    const { version, whole, steps } = await answer.json();
+    const value = steps ? steps.reduce(patched, known.value) : whole;
+    this.toldOf.delete(path);
+    this.toldOf.set(path, { version, value });
+    if (this.toldOf.size > MOST_KEPT) this.toldOf.delete(this.toldOf.keys().next().value);
+    return value;
+  }
+
+  run() { return this.moving(RUN); }
+
+  /** Version of the run that was told last. */
+  get version() { return this.toldOf.get(RUN)?.version; }
 
   async figures() { return (await this.get("/api/figures")).json(); }
 
-  async execution(id) { return (await this.get(`/api/execution?id=${encodeURIComponent(id)}`)).json(); }
+  execution(id) { return this.moving(`/api/execution?id=${encodeURIComponent(id)}&`); }
 
   async texts(ids) {
     const missing = ids.filter((id) => !this.textOf.has(id));
