@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from .errors import ConfigError
 
-__all__ = ["Frame", "Records"]
+__all__ = ["Frame", "Records", "rows"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as _Base  # that is how records are used
 else:
     _Base = Generic  # a Sequence at run time would be taken for rows, see `Records`
+
+
+def rows(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Rows as Python values; ConfigError for a time that Python has none for."""
+    try:
+        return zip(*(column.to_pylist() for column in table.columns), strict=True)
+    except OverflowError as error:
+        raise ConfigError(
+            f"wanted times of the years 1 to 9999, got others ({error}); cast them to varchar in the SQL"
+        ) from error
 
 
 class _Tabular(ABC):
@@ -51,7 +61,7 @@ class _Tabular(ABC):
 
     def to_pylist(self) -> list[dict[str, Any]]:
         """As plain dictionaries, one a row."""
-        return list(self.arrow().to_pylist())
+        return [dict(zip(self.arrow().column_names, row, strict=True)) for row in rows(self.arrow())]
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         return self.arrow().__arrow_c_stream__(requested_schema)
@@ -81,7 +91,7 @@ class Frame(_Tabular):
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Rows as tuples of Python values."""
         for batch in self._table.to_batches():
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            yield from rows(batch)
 
     def __repr__(self) -> str:
         return f"Frame({len(self)} rows: {', '.join(self.columns)})"

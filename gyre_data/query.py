@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pyarrow as pa
@@ -53,7 +54,12 @@ def batches(
     """As `sql`, batch by batch, for results that are larger than memory."""
     duckdb = _duckdb()
     every: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
-    connection = _connect(duckdb)
+    try:
+        query.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"wanted SQL as text, got {error}; write it in UTF-8") from error
+    spill = TemporaryDirectory(prefix="gyre-query-", ignore_cleanup_errors=True)
+    connection = _connect(duckdb, spill.name)
     try:
         _only_select(connection.extract_statements(query), query)
         _make_views(connection, Sources(every, j_max=j_max, evaluators=evaluators), query)
@@ -62,7 +68,7 @@ def batches(
         raise _told(error) from error
     fields = [field.with_type(pa.int64()) if field.type == _HUGE else field for field in reader.schema]
     schema = pa.schema(fields)
-    return pa.RecordBatchReader.from_batches(schema, _read(duckdb, reader, connection, schema))
+    return pa.RecordBatchReader.from_batches(schema, _read(duckdb, reader, connection, spill, schema))
 
 
 def describe() -> dict[str, tuple[str, dict[str, str]]]:
@@ -85,8 +91,10 @@ class _NoRun:
         return arrow_schema(name).empty_table()
 
 
-def _read(duckdb: Any, reader: Any, connection: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches; the connection lives as long as they are read."""
+def _read(
+    duckdb: Any, reader: Any, connection: Any, spill: TemporaryDirectory[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The batches; the connection, and the folder it spills to, live as long as they are read."""
     try:
         for batch in reader:
             yield _whole(batch, schema)
@@ -94,6 +102,7 @@ def _read(duckdb: Any, reader: Any, connection: Any, schema: pa.Schema) -> Itera
         raise _told(error) from error
     finally:
         connection.close()
+        spill.cleanup()
 
 
 def _whole(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -110,13 +119,15 @@ def _duckdb() -> Any:
         raise ConfigError("wanted DuckDB, but it is not installed; run: pip install 'gyre-rl[query]'") from error
 
 
-def _connect(duckdb: Any) -> Any:
+def _connect(duckdb: Any, spill: str = "") -> Any:
+    """`spill` is where a query goes that needs more memory than there is; it would go to the current folder else."""
     config = {
-        "enable_external_access": "false",
+        "temp_directory": spill,
         "python_enable_replacements": "false",
         "autoinstall_known_extensions": "false",
     }
     connection = duckdb.connect(":memory:", config=config)
+    connection.execute("set enable_external_access = false")  # after the folder to spill to was named
     connection.execute("set timezone = 'UTC'")
     connection.execute("set lock_configuration = true")
     connection.execute("create schema raw")

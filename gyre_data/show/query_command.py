@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from gyre_data.errors import ConfigError
+from gyre_data.frame import rows
 from gyre_data.query import batches, describe
 from gyre_data.scores import parse_weights
 from gyre_data.store import find_run
@@ -69,8 +70,8 @@ def query(
         (write_json if as_json else write_csv)(reader, sys.stdout)
     else:
         shown = limit if limit is not None else _SHOWN if console.is_terminal else 0
-        rows = (row for batch in reader for row in zip(*(c.to_pylist() for c in batch.columns), strict=True))
-        found = list(islice(rows, shown + 1 if shown else None))
+        every = (row for batch in reader for row in rows(batch))
+        found = list(islice(every, shown + 1 if shown else None))
         more = bool(shown) and len(found) > shown
         width = console.width if console.is_terminal else None
         show(table_lines(reader.schema.names, found[: shown or None], width=width, more=more), console)

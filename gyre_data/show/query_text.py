@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from rich.text import Text
 
 from gyre_data.errors import ConfigError
+from gyre_data.frame import rows
 from gyre_data.printable import printable_json
 
 from .layout import flow, wrapped
@@ -125,7 +126,7 @@ def write_json(reader: pa.RecordBatchReader, out: TextIO) -> None:
     """One JSON array of objects, a line each."""
     before = "["
     for batch in reader:
-        for row in batch.to_pylist():
+        for row in (dict(zip(reader.schema.names, found, strict=True)) for found in rows(batch)):
             out.write(f"{before}\n{printable_json(json.dumps(_plain(row), ensure_ascii=False))}")
             before = ","
     out.write("[]\n" if before == "[" else "\n]\n")
@@ -136,7 +137,7 @@ def write_csv(reader: pa.RecordBatchReader, out: TextIO) -> None:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(reader.schema.names)
     for batch in reader:
-        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for row in rows(batch):
             writer.writerow("" if value is None else _text(value) for value in row)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 from dataclasses import replace
@@ -185,6 +186,16 @@ def test_several_runs(tmp_path: Path) -> None:
         ("set enable_external_access = true", "got SET"),
         ("  ", "got nothing"),
         ("show tables", "the views are executions, calls"),
+        ("explain analyze copy (select 1) to 'out.csv'", "one that uses files"),
+        ("explain analyze install httpfs", "one that uses files"),
+        ("explain analyze set memory_limit = '1GB'", "configuration has been locked"),
+        ("select * from enable_logging(storage_path = 'log')", "configuration has been locked"),
+        ("select * from enable_profiling(save_location = 'p.json')", "configuration has been locked"),
+        ("select * from duckdb_secrets()", "one that uses files"),
+        ("select * from read_csv('https://example.com/x.csv')", "one that uses files"),
+        ("select load_aws_credentials()", "DuckDB can run"),
+        ("select " + "(" * 5000 + "1" + ")" * 5000, "Max expression depth"),
+        ("select '\udcff'", "write it in UTF-8"),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_the_mend(sql: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +203,35 @@ def test_what_is_refused_names_the_mend(sql: str, told: str, tmp_path: Path, mon
     with pytest.raises(ConfigError, match=told):
         query.sql(busy_case(), sql)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_fit_into_memory_goes_to_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    reader = query.batches(busy_case(), "select current_setting('temp_directory') as place")
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    assert reader.read_all()["place"].to_pylist() == [str(folder)]
+    assert not folder.exists()
+    query.batches(busy_case(), "select 1")  # not read
+    with pytest.raises(ConfigError):
+        query.sql(busy_case(), "select")
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "when", ["date '294247-01-10'", "make_timestamp(9223372036854775806)", "'infinity'::timestamp"]
+)
+def test_a_time_that_python_cannot_hold_is_told(when: str, runs: Path) -> None:
+    sql = f"select {when} as at"
+    with pytest.raises(ConfigError, match="cast them to varchar in the SQL"):
+        gd.sql(gd.open(runs), sql).to_pylist()
+    for words in (("--json", sql), ("--csv", sql), (sql,)):
+        done = gyre("query", runs, *words)
+        assert isinstance(done.exception, ConfigError), done.output
+    assert gyre("query", runs, f"select ({when})::varchar as at").exit_code == 0
 
 
 def test_a_view_is_made_only_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
