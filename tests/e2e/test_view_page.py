@@ -329,14 +329,30 @@ def test_light_and_dark_follow_the_system_until_one_chooses(browser: Any, report
     assert seen["dark switched"] == seen["light"]
 
 
-def test_nothing_is_cut_off_at_800_pixels(browser: Any, report: Path) -> None:
-    opened = Opened(browser, f"file://{report}#e={BUSY}", viewport={"width": 800, "height": 700})
-    assert opened.page.evaluate("() => document.documentElement.scrollWidth") <= 800
-    for selector in ("#b-tokens", "#b-side", "#search", "#b-help"):
-        box = opened.page.locator(selector).bounding_box()
-        assert box["x"] + box["width"] <= 800
-    opened.page.keyboard.press("e")
-    opened.page.wait_for_selector("#executions .exec >> visible=true")
+CUT_OFF = """() => [...document.querySelectorAll("button, select, input, td, dd, .card, .plot, #head > *, #bar *")]
+  .filter((el) => el.checkVisibility() && el.getBoundingClientRect().width)
+  .filter((el) => el.getBoundingClientRect().right > innerWidth + 1 || el.getBoundingClientRect().left < -1)
+  .map((el) => el.id || el.textContent.slice(0, 40))"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(800, 700), (390, 844)])
+def test_nothing_is_cut_off_on_a_small_screen(browser: Any, report: Path, width: int, height: int) -> None:
+    opened = Opened(browser, f"file://{report}#e={BUSY}", viewport={"width": width, "height": height})
+    page = opened.page
+    for keys in ("", "t", "tw", "o", "x", "pi"):  # conversation, tokens, the whole path, execution, plots, provenance
+        for key in keys:
+            page.keyboard.press(key)
+        page.wait_for_timeout(100)
+        assert page.evaluate(CUT_OFF) == [], keys
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    page.keyboard.press("i")
+    page.keyboard.press("e")
+    page.wait_for_selector("#executions .exec >> visible=true")
+    page.locator("#executions .exec", has_text="1.00").click()
+    page.wait_for_selector("#bar h2:text-is('c4')")
+    page.locator("#tree .row.call:has(code:text-is('c2'))").click()
+    page.wait_for_selector("#bar h2:text-is('c2')")
+    assert page.locator("#talk .card.open").first.bounding_box()["y"] < height  # in sight without a search for it
     opened.close()
 
 

@@ -6,7 +6,7 @@ import { callsOf, laneName } from "./model.js";
 import { on, state, tell } from "./store.js";
 import { hideTip, showTip } from "./tip.js";
 
-const GUTTER = 140;
+let gutter = 140; // room for names
 const TALL = 74;
 const LOW = 34;
 const LEAST = 24; // of lanes that are never trained
@@ -33,6 +33,7 @@ function draw() {
     fill(box, h("p.empty", null, "no call yet"));
     return;
   }
+  gutter = width < 500 ? 114 : 140;
   const scale = makeScale(e, width);
   const top = Math.max(1, ...e.calls.map((call) => e.context(call) || 0));
   const tops = new Map();
@@ -60,25 +61,25 @@ function draw() {
 
 /** Horizontal place of a call's start and end. */
 function makeScale(e, width) {
-  const room = width - GUTTER - 16;
+  const room = width - gutter - 16;
   if (!byTime) {
     const each = room / Math.max(1, e.calls.length);
-    return { byTime, each, start: (call) => GUTTER + (call.number - 1) * each, end: (call) => GUTTER + call.number * each };
+    return { byTime, each, start: (call) => gutter + (call.number - 1) * each, end: (call) => gutter + call.number * each };
   }
   const t0 = Math.min(...e.calls.map((call) => e.start(call)));
   const t1 = Math.max(t0 + 1, ...e.calls.map((call) => e.end(call)));
-  const x = (t) => GUTTER + ((t - t0) / (t1 - t0)) * room;
+  const x = (t) => gutter + ((t - t0) / (t1 - t0)) * room;
   return { byTime, t0, t1, x, start: (call) => x(e.start(call)), end: (call) => x(e.end(call)) };
 }
 
 function axis(svg, scale, width, y) {
   if (!scale.byTime) {
-    svg.append(s("text", { x: GUTTER, y: y + 12, class: "tick" }, "calls in order of their start"));
+    svg.append(s("text", { x: gutter, y: y + 12, class: "tick" }, "calls in order of their start"));
     return;
   }
   const span = (scale.t1 - scale.t0) / 1000;
   const steps = [0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
-  const step = steps.find((one) => span / one <= Math.max(2, (width - GUTTER) / 110)) || steps[steps.length - 1];
+  const step = steps.find((one) => span / one <= Math.max(2, (width - gutter) / 110)) || steps[steps.length - 1];
   for (let t = 0; t <= span; t += step) {
     const x = scale.x(scale.t0 + t * 1000);
     svg.append(s("line", { x1: x, x2: x, y1: 2, y2: y, class: "grid" }), s("text", { x: x + 3, y: y + 12, class: "tick" }, t ? took(t) : "0"));
@@ -88,7 +89,7 @@ function axis(svg, scale, width, y) {
 function drawLane(svg, e, lane, { y, height }, scale, top) {
   const bottom = y + height - 8;
   const level = (tokens) => bottom - ((tokens || 0) / top) * (height - 16);
-  svg.append(s("line", { x1: GUTTER, x2: "100%", y1: bottom, y2: bottom, class: "base" }));
+  svg.append(s("line", { x1: gutter, x2: "100%", y1: bottom, y2: bottom, class: "base" }));
   const name = s("text", { x: 10, y: y + 13, class: `lane-name${lane.kind === "unknown" ? " bad" : ""}` }, laneName(lane));
   name.append(s("title", null, `${laneName(lane)}${lane.title ? `: ${lane.title}` : ""}`));
   const peak = Math.max(0, ...lane.segments.flatMap(callsOf).map((n) => e.context(e.call(n)) || 0));

@@ -133,7 +133,13 @@ function element(row, place) {
   return h("div.row", {
     id: `row-${place}`, role: "treeitem", class: `${row.kind}${on ? " on" : ""}`,
     "aria-level": row.level, "aria-selected": on, "aria-expanded": isFold ? !isFolded(row) : null,
-    onclick: (event) => (event.target.closest(".fold") ? fold(row, !isFolded(row)) : pick(row)),
+    onclick: (event) => {
+      if (event.target.closest(".fold")) fold(row, !isFolded(row));
+      else {
+        pick(row);
+        if (row.call && innerWidth <= 600) $("detail").scrollIntoView(); // below the tree on a phone
+      }
+    },
     style: { "--level": row.level - 1 },
   },
   h("span.fold", { "aria-hidden": "true" }, isFold ? (isFolded(row) ? "▸" : "▾") : ""),
