@@ -67,6 +67,11 @@ class Manifest:
         """Names of all tables that have a segment."""
         return tuple(sorted({*self.sealed, *self.open}))
 
+    @property
+    def known_numbers(self) -> dict[str, int]:
+        """`used`, also of a manifest that was written before it was kept."""
+        return _used(self)
+
     def opened(self, table: str, stem: str) -> Manifest:
         """This manifest with one more open segment."""
         return self.with_table(table, self.sealed.get(table, ()), (*self.open.get(table, ()), stem))

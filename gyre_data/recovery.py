@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 import zlib
 from collections.abc import Iterable
@@ -22,10 +23,13 @@ from .lock import is_locked
 from .schema import TABLES
 from .segment import OpenSegment, Sealed, adopt_sealed, fsync_folder, read_open, write_sealed
 
-__all__ = ["QUARANTINE", "Recovered", "free_name", "leftovers", "recover"]
+__all__ = ["QUARANTINE", "REWRITERS", "Recovered", "free_name", "leftovers", "lost_manifest", "recover"]
 
 QUARANTINE = "quarantine"
+REWRITERS = ("compact", "purge", "merge", "salvage")
+"""Writer names that changes of a folder use for their segments; nobody records under them."""
 _ATTEMPTS, _PAUSE_S = 50, 0.02
+_NUMBER = re.compile(r"\d{6,18}", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +46,64 @@ class Recovered:
 
 
 def leftovers(run: Path, writer: str | None = None) -> list[tuple[str, str]]:
-    """(table, stem) of every segment open in the newest manifest or lying open on disk; of `writer` only if given."""
+    """(table, stem) of every segment open in the newest manifest or lying open on disk; of `writer` only if given.
+
+    Also of those that were finished and that the manifest never heard of, since the one that named them is lost.
+    """
+    files = _files(run)
     current = manifests.newest(run) or manifests.EMPTY
     found = {(table, stem) for table, stems in current.open.items() for stem in stems}
-    for folder in (run / name for name in TABLES):
-        if folder.is_dir():
-            found |= {(folder.name, p.stem) for p in folder.iterdir() if p.suffix in (".open", ".commit")}
+    found |= {(table, path.stem) for table, path in files if path.suffix in (".open", ".commit")}
+    found |= _unheard(files, current)
     return sorted(pair for pair in found if writer is None or pair[1].rpartition("-")[0] == writer)
+
+
+def _files(run: Path) -> list[tuple[str, Path]]:
+    folders = [run / name for name in TABLES]
+    return [(folder.name, path) for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
+
+
+def _unheard(files: Iterable[tuple[str, Path]], current: manifests.Manifest) -> set[tuple[str, str]]:
+    """Finished segments of recorders with numbers that `current` never heard of: it names a segment before it grows."""
+    known, found = current.known_numbers, set()
+    for table, path in files:
+        writer, _, number = path.stem.rpartition("-")
+        is_recorders = path.suffix == ".arrow" and writer not in REWRITERS and _NUMBER.fullmatch(number)
+        if is_recorders and int(number) > known.get(writer, 0):
+            found.add((table, path.stem))
+    return found
+
+
+def lost_manifest(run: Path) -> str | None:
+    """How the folder shows that its newest manifest was not the last one, and what to do; None when nothing shows it.
+
+    One that only hid executions leaves no trace. May be asked while somebody writes.
+    """
+    files = _files(run)  # before the manifest, which must know all that was there by then
+    current = manifests.newest(run) or manifests.EMPTY
+    here, named = {(table, path.name) for table, path in files}, set(current.stems())
+    sealed = {
+        (table, stem)
+        for table, stems in current.open.items()
+        for stem in stems
+        if (table, f"{stem}.crc") in here and (table, f"{stem}.commit") not in here
+    }
+    found = sorted(_unheard(files, current) | sealed)
+    mend = "restore it from a copy; without one, the next writer of this folder takes in what is there"
+    gone = any((table, one.name) not in here for table, many in current.sealed.items() for one in many)
+    if gone or not current.number:
+        rewritten = {
+            (table, path.stem)
+            for table, path in files
+            if path.suffix == ".arrow" and path.stem.rpartition("-")[0] in REWRITERS
+        }
+        if rewritten - named:
+            found, mend = sorted(rewritten - named), "restore it from a copy: what these replaced is gone"
+    if not found:
+        return None
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    what = f"{'/'.join(found[0])}.arrow{more}"
+    return f"wanted the newest manifest to know {what}, number {current.number} does not: a newer one is lost; {mend}"
 
 
 def recover(run: Path, pairs: Iterable[tuple[str, str]], writer: str) -> list[Recovered]:

@@ -26,13 +26,12 @@ from .arrays import BATCH_BYTES
 from .errors import ConfigError, DataError, SchemaError
 from .lock import FolderLock
 from .pins import pinned_manifests
-from .recovery import QUARANTINE, leftovers, recover
+from .recovery import QUARANTINE, REWRITERS, leftovers, recover
 from .schema import MINOR, TABLES, arrow_schema
 from .segment import Sealed, check_bytes, fsync_folder, map_file, write_sealed
 
 __all__ = [
     "FILE_BYTES",
-    "REWRITERS",
     "check_sources",
     "codec_of",
     "drop_unnamed",
@@ -47,8 +46,6 @@ __all__ = [
 
 FILE_BYTES = 256 << 20
 """A rewritten file is closed at this size; one batch more at most lies in it."""
-REWRITERS = ("compact", "purge", "merge", "salvage")
-"""Writer names that changes of a folder use for their segments; nobody records under them."""
 _MAX_ROWS = 4096
 _ROW_BYTES = 512  # what a row takes beside its lists and texts, roughly
 

@@ -28,7 +28,7 @@ from .lock import FolderLock
 from .manifest import Manifest
 from .pins import pinned_manifests
 from .reader import conformed
-from .recovery import QUARANTINE, free_name
+from .recovery import QUARANTINE, free_name, lost_manifest
 from .rewrite import last_sequence, rebatched, write_segments
 from .schema import TABLES, arrow_schema
 from .segment import Sealed, check_bytes, fsync_folder, map_file, parse_pieces
@@ -132,6 +132,8 @@ def _look(path: Path) -> _Found:
     current = manifests.newest(path)
     if current is None:
         raise DataError(f"{path}: wanted a run folder, found no manifest in it; see `gyre ls`")
+    if (lost := lost_manifest(path)) is not None:  # else what only that one named would be given up
+        raise CorruptError(f"{path}: {lost}")
     found = _Found(current=current, parts={}, broken=[], dropped={}, executions=set())
     for name in (name for name in TABLES if name in current.tables):
         healthy: list[pa.Schema] = [arrow_schema(name)]

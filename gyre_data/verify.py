@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from . import manifest as manifests
 from .checks import CHECKS, Problem, ProblemKind
-from .commit_log import later_records
+from .commit_log import later_records, read_log
 from .errors import CorruptError, DataError, GyreError, SchemaError
 from .lock import is_locked
 from .pins import TAGS, find_tag, split_tag
 from .reader import Run, conformed
-from .recovery import QUARANTINE
+from .recovery import QUARANTINE, lost_manifest
 from .removed import nodes_of, visible
 from .rewrite import unnamed
 from .run_info import INFO, read_info
@@ -84,7 +84,7 @@ def verify(path: str | Path) -> Report:
         problems += check.run({name: tables[name] for name in check.tables}, notes)
     if tag is None:
         problems += _check_tags(run)
-        notes += _folder_notes(path)
+        notes += [*_log_notes(run), *_folder_notes(path)]
     return Report(
         path=str(path),
         manifest=run.manifest_number,
@@ -104,7 +104,7 @@ def _check_info(path: Path) -> list[Problem]:
 
 
 def _check_manifests(path: Path) -> list[Problem]:
-    """Every manifest reads, and their numbers have no gap."""
+    """Every manifest reads, their numbers have no gap, and the newest one knows all segments."""
     problems = []
     found = manifests.numbers(path)
     for number in found:
@@ -116,6 +116,9 @@ def _check_manifests(path: Path) -> list[Problem]:
         if number > found[0] and number - 1 not in found:
             detail = f"wanted number {number - 1} before it, found none; restore the file from a copy"
             problems.append(Problem(kind=ProblemKind.MANIFEST, where=where, detail=detail))
+    with contextlib.suppress(DataError, OSError):  # of the newest one: told already
+        if (lost := lost_manifest(path)) is not None:
+            problems.append(Problem(kind=ProblemKind.MANIFEST, where=manifests.FOLDER, detail=lost))
     return problems
 
 
@@ -224,6 +227,24 @@ def _check_tags(run: Run) -> list[Problem]:
                     where = f"tag {tag.name}: {name}/{sealed.name}"
                     problems.append(Problem(kind=ProblemKind.CORRUPT, where=where, detail=str(error)))
     return problems
+
+
+def _log_notes(run: Run) -> list[str]:
+    notes = []
+    for name, segments in run.manifest.sealed.items():
+        for sealed in segments:
+            log = (run.path / name / sealed.name).with_suffix(".crc")
+            with contextlib.suppress(FileNotFoundError):  # before format 1.2 there was none
+                try:
+                    records, damage = read_log(log.read_bytes())
+                except (IsADirectoryError, PermissionError) as error:
+                    records, damage = [], str(error)
+                if damage or sum(record.num_rows for record in records) != sealed.num_rows:
+                    notes.append(
+                        f"{name}/{log.name} is damaged ({damage or 'it counts other rows'}): the segment is whole, but "
+                        "should it be damaged one day, less of it can be saved; restore the log from a copy"
+                    )
+    return notes
 
 
 def _folder_notes(path: Path) -> list[str]:

@@ -24,8 +24,8 @@ from .arrays import table_of, to_batches
 from .errors import CaptureError, ConfigError, GyreError
 from .lock import FolderLock
 from .reader import READ_ORDER, Run
-from .recovery import Recovered, leftovers, recover
-from .rewrite import REWRITERS, last_sequence
+from .recovery import REWRITERS, Recovered, leftovers, recover
+from .rewrite import last_sequence
 from .run_info import INFO, write_info
 from .schema import TABLES
 from .segment import Sealed, SegmentWriter, fsync_folder

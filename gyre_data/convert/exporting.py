@@ -57,10 +57,12 @@ def export(
     `where` is a condition of SQL over the view `executions` (and `reward`, `advantage`, `admitted`, `reason`), such as
     `score > 0.5`. `redact` takes secrets out, and with them token ids that would tell them; `patterns` are regular
     expressions of more secrets. `force` replaces a file that is there. `j_max`, `roles` and `evaluators` are those of
-    `admit`, for formats that hold trajectories. Raises ConfigError for what cannot be done as asked.
+    `admit`, for formats that hold trajectories. Raises ConfigError for what cannot be done as asked, and
+    CorruptError when a byte of the run is not what was recorded.
     """
     out = Path(out)
     format = format_of(out, format)
+    run.check_bytes()
     if format == "run":
         if where is not None or force or j_max != _J_MAX or tuple(roles) != ROLE_ORDER or evaluators is not None:
             raise ConfigError(

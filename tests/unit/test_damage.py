@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import sys
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from gyre_data.errors import ConfigError, CorruptError
 from gyre_data.main import run as entry
 from gyre_data.object_store import RemoteRun
 from gyre_data.pins import delete_tag, find_tag, tag, tags
+from gyre_data.recovery import lost_manifest
 from gyre_data.removal import remove
+from gyre_data.salvage import plan_salvage, salvage
+from gyre_data.schema import TABLES
 from gyre_data.store import RunWriter
 from gyre_data.verify import verify
 from tests.support.rows import one_execution
@@ -206,6 +210,113 @@ def test_files_beside_the_manifests_are_no_manifests(tmp_path: Path) -> None:
     assert manifests.numbers(run)[-1] == newest
     assert found(run) == []
     assert gyre_data.open(run).manifest_number == newest
+
+
+def last_numbers(run: Path, count: int) -> list[Path]:
+    return [manifests.manifest_path(run, number) for number in manifests.numbers(run)[-count:]]
+
+
+def rows(run: Path) -> dict[str, int]:
+    opened = gyre_data.open(run)
+    return {name: opened.table(name).num_rows for name in TABLES if opened.table(name).num_rows}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lost_manifest_of_a_recorder_is_told_and_its_segments_are_taken_in(tmp_path: Path, count: int) -> None:
+    """With the last two lost, the one before never heard of the segments: they were hidden, and cleared away later."""
+    run = made(tmp_path / "run")
+    held = rows(run)
+    with RunWriter(run) as writer:
+        writer.write(one_execution("e_9"))
+    with_it = rows(run)
+    assert lost_manifest(run) is None
+    for path in last_numbers(run, count):
+        path.unlink()
+    assert ("manifest", "manifest") in found(run)
+    assert "a newer one is lost" in (lost_manifest(run) or "")
+    with pytest.raises(CorruptError, match="next writer of this folder takes in"):
+        plan_salvage(run)
+    if count == 2:
+        assert rows(run) == held
+    compact(run)
+    assert rows(run) == with_it
+    assert found(run) == []
+
+
+def test_a_lost_manifest_of_a_compaction_is_told_and_nothing_is_given_up(tmp_path: Path) -> None:
+    """The files that the one before names are gone, but nothing is lost as long as nobody salvages."""
+    run = made(tmp_path / "run")
+    held = rows(run)
+    compact(run)
+    before = files(run)
+    (lost,) = last_numbers(run, 1)
+    whole = lost.read_bytes()
+    lost.unlink()
+    assert ("manifest", "manifest") in found(run)
+    for way in (plan_salvage, salvage):
+        with pytest.raises(
+            CorruptError, match="a newer one is lost; restore it from a copy: what these replaced is gone"
+        ):
+            way(run)
+    for way in (compact, lambda run: remove(run, ["e_1"], purge=True)):
+        with pytest.raises((CorruptError, OSError)):
+            way(run)
+    lost.write_bytes(whole)
+    assert rows(run) == held
+    assert {name for name in files(run) if name.endswith(".arrow")} == {n for n in before if n.endswith(".arrow")}
+    assert found(run) == []
+
+
+def test_a_crash_of_recovery_is_no_lost_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = RunWriter(tmp_path / "run")
+    writer.write(one_execution())
+    writer._release()
+    monkeypatch.setattr(manifests, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        RunWriter(tmp_path / "run")
+    assert list((tmp_path / "run" / "nodes").glob("*.crc"))
+    assert lost_manifest(tmp_path / "run") is None
+
+
+# --- wrong bytes are not handed on -----------------------------------------------------------------------------------
+
+
+def flip_value(run: Path, table: str, value: bytes) -> None:
+    """One bit of a value, so that the file is as good Arrow as before."""
+    (file,) = (run / table).glob("*.arrow")
+    data = bytearray(file.read_bytes())
+    data[data.index(value)] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_changed_verdict_is_not_believed(tmp_path: Path) -> None:
+    """Of all tables but the large ones every byte is checked before a row is shown."""
+    run = made(tmp_path / "run", "e_0")
+    flip_value(run, "scores", struct.pack("<d", 0.5))
+    for way in (gyre_data.list_executions, gyre_data.stats, gyre_data.admit):
+        with pytest.raises(CorruptError, match="bytes changed after sealing"):
+            way(gyre_data.open(run))
+
+
+@pytest.mark.parametrize("out", ["copy", "chat.jsonl", "rows.parquet"])
+def test_changed_tokens_get_no_fresh_checksum(tmp_path: Path, out: str) -> None:
+    """Reading does not touch every token, but nothing that was changed is written elsewhere as if it were recorded."""
+    run = made(tmp_path / "run", "e_0")
+    flip_value(run, "nodes", struct.pack("<4i", 3, 4, 5, 6))
+    assert found(run)[0][0] == "corrupt"
+    with pytest.raises(CorruptError, match="bytes changed after sealing"):
+        gyre_data.export(gyre_data.open(run), tmp_path / "out" / out)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("put", [lambda log: log.write_bytes(log.read_bytes()[:-3]), lambda log: put_folder(log)])
+def test_a_damaged_log_of_a_whole_segment_is_noted(tmp_path: Path, put: object) -> None:
+    run = made(tmp_path / "run", "e_0")
+    (log,) = (run / "nodes").glob("*.crc")
+    put(log)  # type: ignore[operator]
+    assert found(run) == []
+    (note,) = verify(run).notes
+    assert note.startswith(f"nodes/{log.name} is damaged")
 
 
 # --- files of another kind -------------------------------------------------------------------------------------------
