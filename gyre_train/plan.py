@@ -24,7 +24,7 @@ from gyre_data.model_shapes import ModelShape
 from gyre_train.pack import Pack, Piece, TreeInput, lay_out
 from gyre_train.segment_table import Array
 
-__all__ = ["EXACT", "Plan", "Sharing", "flops", "plan"]
+__all__ = ["EXACT", "Plan", "Sharing", "flops", "least_tokens", "plan"]
 
 
 EXACT = 10
@@ -139,6 +139,32 @@ def plan(trees: Sequence[TreeInput], *, tokens: int, sharing: Sharing | str = Sh
         num_executions=sum(tree.num_owned > 0 for tree in trees),
         trajectory_tree_J=np.repeat(np.arange(len(trees)), [len(tree.trajectories) for tree in trees]),
     )
+
+
+def least_tokens(tree: TreeInput, tokens: int) -> int:
+    """Fewest rows that any division of a tree over packs of `tokens` rows takes: what a plan can be held against.
+
+    A pack that holds something below a node holds the path down to it too. So where the path takes p rows and all
+    packs together hold at least c rows below, the path is in c / (B - p) packs or more, counted from the leaves up.
+    No plan need reach it. `tokens` must hold every trajectory, as for `plan`.
+    """
+    rows_N = np.zeros(len(tree.ids), np.int64)
+    for index in range(len(tree.trajectories)):
+        path_P = tree.needed_path(index)
+        rows_N[path_P] = tree.num_tokens_N[path_P]
+    path_N = rows_N.copy()
+    for node in range(len(rows_N)):
+        if tree.parent_N[node] >= 0:
+            path_N[node] += path_N[tree.parent_N[node]]
+    below_N, packs_N = np.zeros_like(rows_N), np.ones_like(rows_N)
+    for node in range(len(rows_N) - 1, -1, -1):
+        if below_N[node]:
+            packs_N[node] = max(packs_N[node], -(-below_N[node] // (tokens - path_N[node])))
+        parent = tree.parent_N[node]
+        if parent >= 0:
+            below_N[parent] += below_N[node] + rows_N[node] * packs_N[node]
+            packs_N[parent] = max(packs_N[parent], packs_N[node])
+    return int((rows_N * packs_N).sum())
 
 
 def _piece(tree: TreeInput, index: int, trajectories: Sequence[int]) -> Piece:

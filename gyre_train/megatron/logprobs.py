@@ -54,27 +54,29 @@ class _VocabParallelLogprob(torch.autograd.Function):
         inverse_E = temperature_E.to(dtype).reciprocal()
         scaled_EV = logits_EV.to(dtype) * inverse_E[:, None]
         peak_E = _reduce(scaled_EV.amax(-1), dist.ReduceOp.MAX, group)
-        scaled_EV = scaled_EV - peak_E[:, None]
+        scaled_EV -= peak_E[:, None]
         column_E = target_id_E - first_id
         here_E = (column_E >= 0) & (column_E < logits_EV.shape[1])
         column_E = torch.where(here_E, column_E, 0)
         picked_E = scaled_EV.gather(1, column_E[:, None])[:, 0]
         picked_E = _reduce(torch.where(here_E, picked_E, 0), dist.ReduceOp.SUM, group)
-        softmax_EV = scaled_EV.exp_()
-        total_E = _reduce(softmax_EV.sum(-1), dist.ReduceOp.SUM, group)
-        softmax_EV /= total_E[:, None]
-        ctx.save_for_backward(softmax_EV, column_E, here_E, inverse_E)
+        # In slices, so that no second table of E x V is alive: each x becomes exp x, summed alone and weighted by x.
+        sums = []
+        for part in scaled_EV.split(_ROWS):
+            exp = part.exp()
+            sums.append(torch.stack((exp.sum(-1), part.mul_(exp).sum(-1))))
+            part.copy_(exp)
+        total_E, weighted_E = _reduce(torch.cat(sums, 1), dist.ReduceOp.SUM, group)
+        ctx.save_for_backward(scaled_EV, column_E, here_E, inverse_E, total_E)
         ctx.logits_dtype = logits_EV.dtype
-        # In slices, so that no second table of E x V is alive; entr(p) = -p log p.
-        entropy_E = torch.cat([torch.special.entr(part).sum(-1) for part in softmax_EV.split(_ROWS)])
-        entropy_E = _reduce(entropy_E, dist.ReduceOp.SUM, group)
+        entropy_E = total_E.log() - weighted_E / total_E
         ctx.mark_non_differentiable(entropy_E)
         return picked_E - total_E.log(), entropy_E
 
     @staticmethod
     def backward(ctx: Any, grad_E: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # type: ignore[override]
-        softmax_EV, column_E, here_E, inverse_E = ctx.saved_tensors
+        exp_EV, column_E, here_E, inverse_E, total_E = ctx.saved_tensors
         scale_E = grad_E * inverse_E
-        grad_EV = softmax_EV * -scale_E[:, None]
+        grad_EV = exp_EV * (-scale_E / total_E)[:, None]
         grad_EV.scatter_add_(1, column_E[:, None], torch.where(here_E, scale_E, 0)[:, None])
         return grad_EV.to(ctx.logits_dtype), None, None, None, None

@@ -179,8 +179,10 @@ class TreeGPTModel(GPTModel):
     def _logits(self, hidden_EH: torch.Tensor) -> torch.Tensor:
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         logits, _ = self.output_layer(hidden_EH[:, None], weight=weight)
-        first = self._first_id(logits.shape[-1])
-        return logits[:, 0, : max(0, self.real_vocab - first)]  # padding rows of the vocabulary take no part
+        logits = logits.squeeze(1)
+        real = self.real_vocab - self._first_id(logits.shape[-1])
+        # Padding rows of the vocabulary take no part. A slice of everything would still cost a copy in backward.
+        return logits if real >= logits.shape[-1] else logits[:, : max(0, real)]
 
     def _first_id(self, width: int) -> int:
         return int(parallel_state.get_tensor_model_parallel_rank()) * width

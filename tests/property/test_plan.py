@@ -14,7 +14,7 @@ from gyre_data.model_shapes import ModelShape
 from gyre_train.attn.blocks import blocks_of
 from gyre_train.attn.reference import dense_mask
 from gyre_train.pack import Pack, TreeInput
-from gyre_train.plan import EXACT, flops, plan
+from gyre_train.plan import EXACT, flops, least_tokens, plan
 from tests.support.tree_inputs import forests, make_tree
 from tests.support.tree_inputs import trees as random_trees
 
@@ -105,6 +105,7 @@ def test_a_division_is_the_best_of_all(tree: TreeInput, slack: int) -> None:
             costs.append((sum(sizes), len(sizes)))
     made = plan([tree], tokens=budget)
     assert (made.num_packed_tokens, len(made.packs)) == min(costs)
+    assert made.num_distinct_tokens <= least_tokens(tree, budget) <= made.num_packed_tokens
 
 
 def test_many_trajectories_are_cut_in_depth_first_order() -> None:
