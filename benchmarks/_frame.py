@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["Bounds", "Figures", "run"]
+__all__ = ["Bounds", "Figures", "missed", "run"]
 
 Bounds = Mapping[str, tuple[float | None, float | None]]
 """Figure: (least, most)."""
@@ -23,7 +23,7 @@ def run(name: str, about: str, bounds: Bounds, measure: Callable[[Path, bool], F
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gyre-bench-") as folder:
         figures = measure(Path(folder), options.quick)
-    failed = _missed(figures, bounds)
+    failed = missed(figures, bounds)
     if options.json:
         print(json.dumps({"benchmark": name, "quick": options.quick, "figures": figures, "missed": failed}, indent=1))
     else:
@@ -34,7 +34,7 @@ def run(name: str, about: str, bounds: Bounds, measure: Callable[[Path, bool], F
     return 1 if failed else 0
 
 
-def _missed(figures: Figures, bounds: Bounds) -> list[str]:
+def missed(figures: Figures, bounds: Bounds) -> list[str]:
     """What lies outside its bound, in words; a bounded figure that was not measured is a miss too."""
     found = []
     for name, (least, most) in bounds.items():
