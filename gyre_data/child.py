@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .errors import EngineError, GyreError
 
-__all__ = ["answers", "free_port", "gyre_child", "run_gyre"]
+__all__ = ["answers", "free_port", "gyre_child", "run_gyre", "start_gyre", "stop"]
 
 
 def free_port(preferred: int = 0) -> int:
@@ -75,15 +75,7 @@ def gyre_child(
     `env` is added to its environment: the place for secrets, since arguments can be seen by everybody.
     `is_ready` must tell the child from somebody else who answers at that address.
     """
-    with open(log, "ab", opener=_private) as output:
-        child = subprocess.Popen(
-            _command(arguments),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env={**os.environ, **(env or {})},
-        )
+    child = start_gyre(arguments, log, env=env)
     try:
         deadline = time.monotonic() + wait_s
         while not is_ready(ready_url):
@@ -93,9 +85,27 @@ def gyre_child(
             time.sleep(0.1)
         yield
     finally:
-        child.terminate()
-        try:
-            child.wait(20)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        stop(child)
+
+
+def start_gyre(arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start `gyre ARGUMENTS` in a session of its own, which ^C does not reach; its output goes to `log`."""
+    with open(log, "ab", opener=_private) as output:
+        return subprocess.Popen(
+            _command(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **(env or {})},
+        )
+
+
+def stop(child: subprocess.Popen[bytes]) -> None:
+    """End a child that `start_gyre` started, and wait until it is gone."""
+    child.terminate()
+    try:
+        child.wait(20)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

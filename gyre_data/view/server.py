@@ -110,6 +110,8 @@ class Following:
 
     def run_model(self, since: int = 0) -> dict[str, Any]:
         """`data.run_model`: the whole, or what changed `since` a version of it; see `changes.History`."""
+        if not self._watchers:  # nobody moves it on meanwhile
+            self.refresh()
         return self._since("run", None, since, lambda: run_model(self._run))
 
     def figures(self) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gyre_data.child import answers
 from gyre_data.errors import ConfigError
 from gyre_data.execution import executions
 from gyre_data.store import open as open_run
@@ -77,20 +78,46 @@ async def test_a_silent_client_is_asked_after(tmp_path: Path, monkeypatch: pytes
     assert "0 requests" in said[1]
 
 
+LOOKS = (
+    PROGRAM
+    + """
+import time, urllib.request
+for _ in range(600):  # the page comes up beside us
+    try:
+        told = urllib.request.urlopen(PAGE, timeout=2).read()
+        calls = json.load(urllib.request.urlopen(PAGE + "/api/run", timeout=2))["whole"]["calls"]["total"]
+    except OSError:
+        calls = 0
+    if calls:
+        break
+    time.sleep(0.1)
+print(b"gyre view" in told, calls)
+"""
+)
+
+
 def test_the_one_word_from_the_command_line(tmp_path: Path) -> None:
     answer = sse_answer(sse(*anthropic_stream({"type": "text", "text": "Hello."})))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proxy")]), "NO_COLOR": "1"}
+    # The client of this test looks at the page meanwhile; it finds its address in what `gyre record` said.
+    program = f"import json, re; PAGE = re.search(r'page (http://127.0.0.1:[0-9]+)', open('said').read())[1]\n{LOOKS}"
     with Provider(lambda sent: answer).in_a_thread() as provider:
-        words = ["record", "--upstream-anthropic", provider.url, "--", sys.executable, "-c", PROGRAM]
+        words = ["record", "--upstream-anthropic", provider.url, "--", sys.executable, "-c", program]
         command = [sys.executable, "-m", "gyre_data", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+        with open(tmp_path / "said", "w") as said:
+            done = subprocess.run(
+                command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=said, text=True, check=False, timeout=120
+            )
+    told = (tmp_path / "said").read_text()
+    assert done.returncode == 0, told
     assert done.stdout.startswith("Hello. e_")
+    assert done.stdout.splitlines()[-1] == "True 1"
     (run,) = (tmp_path / "runs").iterdir()
     name = run.relative_to(tmp_path)
-    first, last = done.stderr.strip().splitlines()
-    assert first.startswith(f"recording to {name}   observe mode, your own login passes through   proxy http://127.")
-    assert last.endswith(f"in {name}: 1 call   next: gyre tree {name} | gyre stats {name}")
+    first, last = told.strip().splitlines()
+    assert first.startswith(f"recording to {name}   observe mode, your own login passes through   page http://127.")
+    assert last.endswith(f"in {name}: 1 call   next: gyre tree {name} | gyre view {name}")
+    assert not answers(first.rpartition(" ")[2])  # it ended with the recording
     assert [call.status for call in checked_calls(run)] == ["ok"]
 
 

@@ -6,6 +6,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+import webbrowser
 from datetime import date
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from typer.main import get_command
 from gyre_data.errors import ConfigError
 from gyre_proxy.launch.clients import CLIENTS, plan_launch, plan_watch, settings_base_url
 from gyre_proxy.launch.commands import record
+from gyre_proxy.launch.page import can_open
 from gyre_proxy.launch.record import OUR_OPTIONS, client_words, fresh_run, shown_command, user_upstreams
 
 
@@ -118,6 +121,25 @@ def test_what_comes_after_the_client_is_its_own() -> None:
         client_words(["claude", "--run=x"])
     ours = [f"--{name.replace('_', '-')}" for name in inspect.signature(record).parameters if name != "words"]
     assert set(ours) == set(OUR_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ", "kind", "opens"),
+    [
+        (True, {"DISPLAY": ":0"}, webbrowser.BackgroundBrowser, True),
+        (True, {"WAYLAND_DISPLAY": "w"}, webbrowser.BackgroundBrowser, True),
+        (False, {"DISPLAY": ":0"}, webbrowser.BackgroundBrowser, False),
+        (True, {}, webbrowser.BackgroundBrowser, False),
+        (True, {"DISPLAY": ":0"}, webbrowser.GenericBrowser, False),
+    ],
+)
+def test_a_page_opens_only_beside_a_terminal_and_on_a_display(
+    terminal: bool, environ: dict[str, str], kind: type, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(webbrowser, "get", lambda: kind("browser"))
+    assert can_open(environ) is opens
 
 
 def test_each_recording_of_a_day_gets_a_folder(tmp_path: Path) -> None:

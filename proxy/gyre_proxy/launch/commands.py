@@ -18,6 +18,7 @@ from gyre_data.child import free_port, gyre_child
 from gyre_data.errors import ConfigError
 
 from .client import ProxyClient, endpoint_of, serves
+from .page import can_open, live_page
 from .record import Recorded, client_words, fresh_run, tell, user_upstreams
 from .record import record as record_client
 from .show import Board
@@ -143,6 +144,9 @@ def record(
     upstream_openai: UpstreamOption = None,
     upstream_chatgpt: UpstreamOption = None,
     key: KeyOption = None,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Name the live page, open no browser (nor without a terminal or display).")
+    ] = False,
 ) -> None:
     """Start one client through the proxy and record it: `gyre record claude -p "..."`.
 
@@ -156,18 +160,21 @@ def record(
     folder = run or fresh_run()
     given = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
     upstreams = {**user_upstreams(words, os.environ), **{name: url for name, url in given.items() if url}}
-    with proxy_for(folder, engine, tokenizer, key, upstreams=upstreams) as endpoint:
-        ended = asyncio.run(_record(endpoint, key, folder, words))
+    with (
+        proxy_for(folder, engine, tokenizer, key, upstreams=upstreams) as endpoint,
+        live_page(folder, open_it=not no_open and can_open()) as page,
+    ):
+        ended = asyncio.run(_record(endpoint, key, folder, words, page))
     for remark in ended.remarks:
         typer.secho(remark, fg=typer.colors.RED, err=True)
     calls = "1 call" if ended.num_calls == 1 else f"{ended.num_calls} calls"
-    tell(f"recorded {ended.execution_id} in {folder}: {calls}   next: gyre tree {folder} | gyre stats {folder}")
+    tell(f"recorded {ended.execution_id} in {folder}: {calls}   next: gyre tree {folder} | gyre view {folder}")
     raise typer.Exit(ended.status)
 
 
 record.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]
 
 
-async def _record(endpoint: str, key: str | None, run: Path, words: list[str]) -> Recorded:
+async def _record(endpoint: str, key: str | None, run: Path, words: list[str], page: str) -> Recorded:
     async with ProxyClient(endpoint, key) as client:
-        return await record_client(client, run, words, tell)
+        return await record_client(client, run, words, tell, page=page)

@@ -35,6 +35,7 @@ OUR_OPTIONS = (
     "--upstream-anthropic",
     "--upstream-openai",
     "--upstream-chatgpt",
+    "--no-open",
 )
 """What `gyre record` takes itself."""
 
@@ -89,13 +90,21 @@ def user_upstreams(words: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 async def record(
-    client: ProxyClient, run: Path, words: Sequence[str], say: Callable[[str], None] = lambda text: None
+    client: ProxyClient,
+    run: Path,
+    words: Sequence[str],
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    page: str | None = None,
 ) -> Recorded:
-    """Create an execution and run the client on the terminal until it ends; `say` is told how it goes."""
+    """Create an execution and run the client on the terminal until it ends; `say` is told how it goes.
+
+    `page` is the address of the live page, to be named.
+    """
     status = await client.status()
     observing = status.get("mode") == "observe"
     mode = "observe mode, your own login passes through" if observing else "policy mode"
-    say(f"recording to {run}   {mode}   proxy {client.endpoint}")
+    say(f"recording to {run}   {mode}   {f'page {page}' if page else f'proxy {client.endpoint}'}")
     execution_id = new_execution_id()
     base_url = f"{client.endpoint}/x/{execution_id}"
     if observing:
