@@ -209,7 +209,7 @@ class _Layout:
 
     def __init__(self) -> None:
         self.ids: list[Array] = []
-        self.positions: list[Array] = []
+        self.depths: list[int] = []
         self.start: list[int] = []
         self.end: list[int] = []
         self.parent: list[int] = []
@@ -218,7 +218,7 @@ class _Layout:
     def add(self, ids: Array, depth: int, parent: int, extends: bool) -> int:
         """Append a node's rows to the open segment `parent`, or as a new segment below it; returns its segment."""
         self.ids.append(ids)
-        self.positions.append(np.arange(depth, depth + len(ids), dtype=np.int64))
+        self.depths.append(depth)
         if extends:
             segment = parent
             self.end[segment] += len(ids)
@@ -230,6 +230,12 @@ class _Layout:
         self.num_rows += len(ids)
         return segment
 
+    def positions(self) -> Array:
+        """Depth of every row."""
+        num_C = np.array([len(ids) for ids in self.ids], dtype=np.int64)
+        before_C = np.cumsum(num_C) - num_C
+        return np.arange(self.num_rows) - np.repeat(before_C - np.array(self.depths, dtype=np.int64), num_C)
+
     def table(self) -> SegmentTable:
         start, end, parent = (np.array(x, dtype=np.int32) for x in (self.start, self.end, self.parent))
         return SegmentTable(start_S=start, end_S=end, parent_S=parent)
@@ -237,45 +243,45 @@ class _Layout:
 
 def _children(tree: TreeInput, needed_N: Array) -> tuple[list[list[int]], list[int]]:
     """Needed children per node and needed roots, the subtree of most tokens first, then by node index."""
-    weight_N = np.where(needed_N, tree.num_tokens_N, 0)
-    for node in range(len(weight_N) - 1, -1, -1):
-        if tree.parent_N[node] >= 0:
-            weight_N[tree.parent_N[node]] += weight_N[node]
+    # Plain integers here and below: element by element, arrays take several times as long.
+    weight = list(map(int, np.where(needed_N, tree.num_tokens_N, 0)))
+    parents = list(map(int, tree.parent_N))
+    for node in range(len(weight) - 1, -1, -1):
+        if parents[node] >= 0:
+            weight[parents[node]] += weight[node]
     children: list[list[int]] = [[] for _ in tree.ids]
     roots: list[int] = []
-    for node in np.flatnonzero(needed_N):
-        parent = int(tree.parent_N[node])
-        (children[parent] if parent >= 0 else roots).append(int(node))
+    for node in map(int, np.flatnonzero(needed_N)):
+        (children[parents[node]] if parents[node] >= 0 else roots).append(node)
     for family in [*children, roots]:
-        family.sort(key=lambda node: (-int(weight_N[node]), node))
+        if len(family) > 1:
+            family.sort(key=lambda node: (-weight[node], node))
     return children, roots
 
 
 def _lay_tree(layout: _Layout, tree: TreeInput, needed_N: Array) -> _Rows:
     """Depth-first rows of the needed nodes; a node continues its parent's segment where nothing else leaves it."""
     children, roots = _children(tree, needed_N)
-    num_nodes = len(tree.ids)
-    first_N, last_N = np.full(num_nodes, -1, np.int64), np.full(num_nodes, -1, np.int64)
-    segment_N, depth_N = np.full(num_nodes, -1, np.int64), np.zeros(num_nodes, np.int64)
-    open_N = np.zeros(num_nodes, bool)
+    parents, num_nodes = list(map(int, tree.parent_N)), len(tree.ids)
+    first_row, last_row, segment_of = [-1] * num_nodes, [-1] * num_nodes, [-1] * num_nodes
+    end_depth, is_open = [0] * num_nodes, [False] * num_nodes
     stack = roots[::-1]
     while stack:
         node = stack.pop()
-        parent, ids = int(tree.parent_N[node]), tree.ids[node]
+        parent, ids = parents[node], tree.ids[node]
         segment, depth, last, extends = -1, 0, -1, False
         if parent >= 0:
-            segment, depth, last = int(segment_N[parent]), int(depth_N[parent]), int(last_N[parent])
-            extends = bool(open_N[parent])
+            segment, depth, last, extends = segment_of[parent], end_depth[parent], last_row[parent], is_open[parent]
         single = len(children[node]) == 1
         if len(ids):
-            first_N[node], last = layout.num_rows, layout.num_rows + len(ids) - 1
+            first_row[node], last = layout.num_rows, layout.num_rows + len(ids) - 1
             segment = layout.add(ids, depth, segment, extends)
-            open_N[node] = single
+            is_open[node] = single
         else:
-            open_N[node] = single and extends
-        segment_N[node], depth_N[node], last_N[node] = segment, depth + len(ids), last
+            is_open[node] = single and extends
+        segment_of[node], end_depth[node], last_row[node] = segment, depth + len(ids), last
         stack.extend(reversed(children[node]))
-    return _Rows(first_N=first_N, last_N=last_N)
+    return _Rows(first_N=np.array(first_row, np.int64), last_N=np.array(last_row, np.int64))
 
 
 def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajectory: int) -> dict[str, Array]:
@@ -343,7 +349,7 @@ def _joined(chunks: Sequence[Array], dtype: type) -> Array:
     """One array of them all; a single chunk is not copied."""
     if len(chunks) == 1:
         return chunks[0].astype(dtype, copy=False)
-    return np.concatenate(chunks).astype(dtype, copy=False) if chunks else np.zeros(0, dtype)
+    return np.concatenate(chunks, dtype=dtype, casting="unsafe") if chunks else np.zeros(0, dtype)
 
 
 def lay_out(trees: Sequence[TreeInput], pieces: Sequence[Piece], *, share: bool = True) -> Pack:
@@ -369,7 +375,7 @@ def lay_out(trees: Sequence[TreeInput], pieces: Sequence[Piece], *, share: bool 
         joined["logp_old_E"] = None
     return Pack(
         ids_T=_joined(layout.ids, np.int64),
-        position_T=_joined(layout.positions, np.int64),
+        position_T=layout.positions(),
         segments=layout.table(),
         **joined,
     )

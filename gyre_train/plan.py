@@ -210,13 +210,13 @@ def _cheapest_division(tree: TreeInput, paths: Sequence[Array], tokens: int) -> 
     size_M = np.zeros(len(set_M), np.int64)
     for bits in np.unique(on_N[on_N > 0]):
         size_M[set_M & bits > 0] += int(tree.num_tokens_N[on_N == bits].sum())
-    fits_M = size_M <= tokens
+    fits_F = set_M[(size_M <= tokens) & (set_M > 0)]
+    fits = {int(lowest): fits_F[fits_F & -fits_F == lowest] for lowest in 1 << np.arange(len(paths))}
     # Cost of the cheapest division of each set: tokens, and one part in a million of a token for each piece.
     cost_M, last_M = np.zeros(len(set_M)), np.zeros(len(set_M), np.int64)
     for chosen in range(1, len(set_M)):
-        lowest = chosen & -chosen  # the piece that holds this trajectory is tried in every way
-        piece = set_M[: chosen + 1]
-        piece = piece[(piece & ~chosen == 0) & (piece & lowest > 0) & fits_M[: chosen + 1]]
+        piece = fits[chosen & -chosen]  # the piece that holds the first trajectory is tried in every way
+        piece = piece[piece & ~chosen == 0]
         total = cost_M[chosen ^ piece] + size_M[piece] + 1e-6
         best = int(total.argmin())
         cost_M[chosen], last_M[chosen] = total[best], piece[best]
