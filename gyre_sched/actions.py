@@ -6,7 +6,9 @@ stale is refused or dropped, never an error, so duplicates and late messages cha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from .api import Key, Plan, Query
@@ -226,19 +228,11 @@ Event = (
     | CellRecovered
     | Planned
 )
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*Action.__args__, *Event.__args__)}
 
 
 def to_json(record: Action | Event) -> dict[str, Any]:
-    """A record as plain values, with its kind."""
-    value: dict[str, Any] = {"kind": type(record).__name__}
-    for field in fields(record):
-        value[field.name] = getattr(record, field.name)
-    if isinstance(record, QueriesOffered):
-        value["queries"] = [[query.id, query.predicted_s] for query in record.queries]
-    elif isinstance(record, Planned):
-        value["plan"] = [record.plan.burst, record.plan.outstanding, record.plan.window]
-    return value
+    """A record as plain values, with its kind; records that it holds are rows of their values."""
+    return {"kind": type(record).__name__} | {one.name: _plain(getattr(record, one.name)) for one in fields(record)}
 
 
 def from_json(value: dict[str, Any]) -> Action | Event:
@@ -247,14 +241,28 @@ def from_json(value: dict[str, Any]) -> Action | Event:
     kind = _KINDS.get(str(rest.pop("kind", None)))
     if kind is None:
         raise ValueError(f"wanted a known kind, got {value.get('kind')!r}; a newer release wrote it")
-    if kind is QueriesOffered:
-        return QueriesOffered(queries=tuple(Query(id=i, predicted_s=p) for i, p in rest["queries"]))
-    if kind is Planned:
-        burst, outstanding, window = rest["plan"]
-        return Planned(plan=Plan(burst=burst, outstanding=outstanding, window=window))
-    record: Action | Event = kind(**{name: _tuples(item) for name, item in rest.items()})
+    made = _HOLDS.get(kind, _tuples)
+    record: Action | Event = kind(**{name: made(item) for name, item in rest.items()})
     return record
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return [getattr(value, one.name) for one in fields(value)] if is_dataclass(value) else value
+
+
+def _row(kind: type[Any], values: list[Any]) -> Any:
+    return kind(**{one.name: value for one, value in zip(fields(kind), values, strict=True)})
 
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (*Action.__args__, *Event.__args__)}
+_HOLDS: dict[type[Any], Callable[[Any], Any]] = {
+    QueriesOffered: lambda rows: tuple(_row(Query, row) for row in rows),
+    Planned: partial(_row, Plan),
+}
+"""Kinds whose only field holds other records."""

@@ -56,7 +56,7 @@ class Waterlevel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CarryOver:
+class CarryOver(Waterlevel):
     """Shorter bursts over more than they consume: no step waits for the slowest of all, the next burst takes those.
 
     Better than Waterlevel where the tail of durations is long, worse where the timeout cuts it (docs/scheduler.md).
@@ -64,29 +64,17 @@ class CarryOver:
 
     burst: int = 3
     depth: float = 3.5
-    theta: float = 1.0
-
-    def __post_init__(self) -> None:
-        checked(self, burst=1, depth=1, theta=0.1)
-
-    def decide(self, snapshot: Snapshot) -> list[Action]:
-        """As Waterlevel."""
-        outstanding = round(self.depth * snapshot.params.batch_groups)
-        return elastic(snapshot, burst=self.burst, outstanding=outstanding, theta=self.theta)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cohort:
+class Cohort(Waterlevel):
     """Of a window of `window` bursts of queries, those expected to be short go first, those expected to be long last.
 
     A window is used up before the next is drawn, so no query waits longer than that. Queries without an estimate keep
     the queue's order. The order of the data changes: leave it off where scores must be comparable.
     """
 
-    burst: int = 4
-    depth: float = 4.0
     window: int = 2
-    theta: float = 1.0
 
     def __post_init__(self) -> None:
         checked(self, burst=1, depth=1, window=1, theta=0.1)
