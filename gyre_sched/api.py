@@ -10,10 +10,9 @@ Words: a *group* is a query's G executions; *outstanding* groups are dispatched 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -73,42 +72,34 @@ class Cell:
 
 
 class Cells(tuple[Cell, ...]):
-    """The cells in fixed order, with what policies ask of them counted once per snapshot that changed a cell."""
+    """The cells in fixed order, with what policies ask of them counted once, when a cell has changed."""
 
-    @cached_property
-    def core(self) -> Cell:
-        """The one cell with the authoritative weights and the optimiser."""
-        return next(cell for cell in self if cell.core)
+    core: Cell
+    """The one cell with the authoritative weights and the optimiser."""
+    serving: tuple[Cell, ...]
+    """Cells in ROLLOUT now; one that is switching back does not serve yet."""
+    returning: tuple[Cell, ...]
+    """Cells on their way to ROLLOUT."""
+    training: tuple[Cell, ...]
+    """Cells in TRAIN."""
+    idle: tuple[Cell, ...]
+    """Cells in TRAIN that run no micro-step."""
+    capacity: int
+    """Executions that the serving cells take at full speed."""
+    capacity_soon: int
+    """The same with the returning cells."""
 
-    @cached_property
-    def serving(self) -> tuple[Cell, ...]:
-        """Cells in ROLLOUT now; one that is switching back does not serve yet."""
-        return tuple(cell for cell in self if cell.role is Role.ROLLOUT)
-
-    @cached_property
-    def returning(self) -> tuple[Cell, ...]:
-        """Cells on their way to ROLLOUT."""
-        return tuple(cell for cell in self if cell.role is Role.TO_ROLLOUT)
-
-    @cached_property
-    def training(self) -> tuple[Cell, ...]:
-        """Cells in TRAIN."""
-        return tuple(cell for cell in self if cell.role is Role.TRAIN)
-
-    @cached_property
-    def idle(self) -> tuple[Cell, ...]:
-        """Cells in TRAIN that run no micro-step."""
-        return tuple(cell for cell in self.training if cell.running is None)
-
-    @cached_property
-    def capacity(self) -> int:
-        """Executions that the serving cells take at full speed."""
-        return sum(cell.capacity for cell in self.serving)
-
-    @cached_property
-    def capacity_soon(self) -> int:
-        """The same with the returning cells."""
-        return self.capacity + sum(cell.capacity for cell in self.returning)
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        by_role: dict[Role, list[Cell]] = {Role.ROLLOUT: [], Role.TO_ROLLOUT: [], Role.TRAIN: []}
+        for cell in self:
+            if cell.role in by_role:
+                by_role[cell.role].append(cell)
+            if cell.core:
+                self.core = cell
+        self.serving, self.returning, self.training = map(tuple, by_role.values())
+        self.idle = tuple([cell for cell in self.training if cell.running is None])
+        self.capacity = sum([cell.capacity for cell in self.serving])
+        self.capacity_soon = self.capacity + sum([cell.capacity for cell in self.returning])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +137,10 @@ class ExecutionView:
     member: int
     dispatched_s: float
     version: int
+    prioritised: bool = False
+    """Prioritise was asked for it."""
+    returning: bool = False
+    """ReturnPartial was asked for it, and its end is not told yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,7 +239,11 @@ class Snapshot:
 
 
 class Policy(Protocol):
-    """A replaceable scheduler. It may also have `plan(history) -> Plan`, which the driver calls when a burst ends."""
+    """A replaceable scheduler.
+
+    It may also have `plan(history)` (`history.Plans`), which the driver calls when a burst ends, and `tick_s`, the
+    seconds after which it is asked again though nothing happened.
+    """
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
         """Return what to do now; empty when nothing is to be done until something happens."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from .api import Policy
 from .errors import ScenarioError
-from .policies import Async, CarryOver, Cohort, Colocate, Waterlevel
+from .policies import Async, CarryOver, Cohort, Colocate, Planner, Waterlevel
 
 __all__ = ["SHIPPED", "policy"]
 
@@ -19,6 +19,7 @@ SHIPPED: dict[str, type[Any]] = {
     "waterlevel": Waterlevel,
     "carryover": CarryOver,
     "cohort": Cohort,
+    "planner": Planner,
     "colocate": Colocate,
     "async": Async,
 }

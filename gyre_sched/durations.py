@@ -14,7 +14,7 @@ from typing import Protocol
 
 from .errors import ScenarioError
 
-__all__ = ["Draw", "Durations", "Recorded", "TwoLevel", "grouped", "lognormal"]
+__all__ = ["Draw", "Durations", "Recorded", "TwoLevel", "grouped", "lognormal", "speed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +77,16 @@ class Recorded:
         group = rng.choice(self.groups)
         seconds = group if len(group) == members else tuple(rng.choices(group, k=members))
         return Draw(seconds=seconds, query_s=sum(group) / len(group))
+
+
+def speed(unfinished: int, capacity: int, engine_share: float) -> float:
+    """Progress of each unfinished execution, 1 where `capacity` covers them all, 0 where nothing serves.
+
+    Contention stretches the share of an execution's time that an engine works for it.
+    """
+    if not capacity:
+        return 0.0
+    return 1.0 / (engine_share * max(1.0, unfinished / capacity) + 1.0 - engine_share)
 
 
 def lognormal(rng: random.Random, cv: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .api import ExecutionView, GroupView, LedgerView, Plan
 
@@ -20,6 +20,8 @@ class Group:
     dispatched_s: float
     predicted_s: float | None
     unfinished: set[int]
+    prioritised: set[int] = field(default_factory=set)
+    returning: set[int] = field(default_factory=set)
     ready: bool = False
 
 
@@ -54,6 +56,24 @@ class Groups:
             return False
         group.unfinished.remove(member)
         self.unfinished -= 1
+        return True
+
+    def prioritise(self, executions: Iterable[tuple[str, int]]) -> bool:
+        """Mark unfinished executions; False when none of them is new."""
+        new = False
+        for query, member in executions:
+            group = self.outstanding.get(query)
+            if group is not None and member in group.unfinished - group.prioritised:
+                group.prioritised.add(member)
+                new = True
+        return new
+
+    def stop(self, query: str, member: int) -> bool:
+        """Mark an execution whose end was asked for; False when it has ended or was asked before."""
+        group = self.outstanding.get(query)
+        if group is None or member not in group.unfinished - group.returning:
+            return False
+        group.returning.add(member)
         return True
 
     def arrived(self, query: str) -> bool:
@@ -100,7 +120,14 @@ class Groups:
     def execution_views(self) -> list[ExecutionView]:
         """Every unfinished execution."""
         return [
-            ExecutionView(query=group.query, member=member, dispatched_s=group.dispatched_s, version=group.version)
+            ExecutionView(
+                query=group.query,
+                member=member,
+                dispatched_s=group.dispatched_s,
+                version=group.version,
+                prioritised=member in group.prioritised,
+                returning=member in group.returning,
+            )
             for group in self.outstanding.values()
             for member in sorted(group.unfinished)
         ]

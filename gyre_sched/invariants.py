@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from .actions import (
     Action,
@@ -20,9 +21,10 @@ from .actions import (
     ToRollout,
     ToTrain,
 )
-from .api import Cell, Policy, Role, Snapshot
+from .api import Cell, Plan, Policy, Role, Snapshot
 from .durations import TwoLevel
 from .errors import PolicyError
+from .history import History, Plans
 from .scenario import Failures, Scenario
 from .simulate import Simulation
 from .state import State
@@ -173,7 +175,8 @@ def _cases(steps: int) -> dict[str, Scenario]:
 
 
 def _run(scenario: Scenario, make: Callable[[], Policy], seed: int) -> None:
-    simulation = Simulation(scenario, _Twice(make(), make()), seed=seed)
+    twice = _TwicePlanned if hasattr(make(), "plan") else _Twice
+    simulation = Simulation(scenario, twice(make(), make()), seed=seed)
     rules = Invariants(simulation)
     while simulation.state.version < scenario.steps:
         simulation.advance()
@@ -185,6 +188,7 @@ class _Twice:
 
     def __init__(self, one: Policy, other: Policy) -> None:
         self.one, self.other = one, other
+        self.tick_s = getattr(one, "tick_s", 0.0)
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
         actions = self.one.decide(snapshot)
@@ -193,3 +197,13 @@ class _Twice:
         if actions and self.other.decide(snapshot) != actions:
             raise PolicyError("I9 broken: a policy object made anew decides otherwise; keep no memory in it")
         return actions
+
+
+class _TwicePlanned(_Twice):
+    """The same for a policy that plans."""
+
+    def plan(self, history: History) -> Plan | None:
+        plan = cast(Plans, self.one).plan(history)
+        if cast(Plans, self.other).plan(history) != plan:
+            raise PolicyError("I9 broken: plan() gives another answer to the same history; it must be pure")
+        return plan

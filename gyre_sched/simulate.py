@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from typing import Any, cast
 
 from .actions import (
     Action,
@@ -28,6 +29,7 @@ from .actions import (
     ExecutionEnded,
     GroupReady,
     MicrostepDone,
+    Planned,
     QueriesOffered,
     ReturnPartial,
     StepApplied,
@@ -37,9 +39,10 @@ from .actions import (
     WeightsPublished,
     WeightsPulled,
 )
-from .api import Cell, Costs, Policy, Query, Role
-from .durations import lognormal
+from .api import Cell, Costs, Plan, Policy, Query, Role
+from .durations import lognormal, speed
 from .errors import PolicyError
+from .history import History, Plans
 from .measure import Measured, Watch
 from .scenario import Scenario
 from .state import Refusal, State
@@ -47,15 +50,21 @@ from .state import Refusal, State
 __all__ = ["Simulation", "simulate"]
 
 _MAX_ROUNDS = 200
-_LOOKAHEAD_BATCHES = 32
+_LOOKAHEAD_BATCHES = 16
 _ROUNDING_S = 1e-6
+_NONE: set[int] = set()
 _STANDSTILL = 50
 """Times the timeout and a step's work in which a step must come; failures alone keep events pending for ever."""
 
 
-def simulate(scenario: Scenario, policy: Policy, *, seed: int = 0, trace: bool = False) -> Measured:
-    """Run `policy` to the scenario's last step; PolicyError when it is unsafe, does not settle, or stops the run."""
-    simulation = Simulation(scenario, policy, seed=seed, trace=trace)
+def simulate(
+    scenario: Scenario, policy: Policy, *, seed: int = 0, trace: bool = False, plan: Plan | None = None
+) -> Measured:
+    """Run `policy` to the scenario's last step; PolicyError when it is unsafe, does not settle, or stops the run.
+
+    With a `plan` that one stands for the whole run, else a policy that plans is asked at the end of each burst.
+    """
+    simulation = Simulation(scenario, policy, seed=seed, trace=trace, plan=plan)
     while simulation.state.version < scenario.steps:
         simulation.advance()
     return simulation.measured()
@@ -64,7 +73,9 @@ def simulate(scenario: Scenario, policy: Policy, *, seed: int = 0, trace: bool =
 class Simulation:
     """One run, an event at a time; tests look at `state` between events."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, *, seed: int = 0, trace: bool = False) -> None:
+    def __init__(
+        self, scenario: Scenario, policy: Policy, *, seed: int = 0, trace: bool = False, plan: Plan | None = None
+    ) -> None:
         self.scenario, self.policy, self.seed = scenario, policy, seed
         cells = [Cell(id=f"c{i}", position=i, capacity=scenario.capacity, core=i == 0) for i in range(scenario.cells)]
         self.state = State(scenario.params, cells)
@@ -83,13 +94,26 @@ class Simulation:
         self._luck = random.Random(f"{seed}/failures")
         self._number = count()
         self._drawn = 0
+        self._follow: dict[type, Callable[[Any], None]] = {
+            AssignMicrostep: self._run_microstep,
+            ToTrain: self._switch,
+            ToRollout: self._switch,
+            Dispatch: self._dispatched,
+            CloseBurst: self._closed,
+            ReturnPartial: lambda action: self._end(action.query, action.member, "partial"),
+            MicrostepDone: self._microstep_done,
+            SwitchDone: self._role_changed,
+            CellFailed: self._role_changed,
+            CellRecovered: self._role_changed,
+            StepApplied: self._step_applied,
+        }
         self._later: list[tuple[float, int, Callable[[], Event]]] = []
         self._progress_s = 0.0
         """Time that an execution dispatched at the start would have worked by now."""
         self.speed = 0.0
         """Of every unfinished execution, 1 where capacity covers them all."""
         self._finishing: list[tuple[float, int, str, int]] = []
-        self._deadlines: deque[tuple[float, str, int]] = deque()
+        self._deadlines: deque[tuple[float, str]] = deque()
         self._seconds: dict[str, tuple[float, ...]] = {}
         self._started_s: dict[str, float] = {}
         self._executed_s: dict[str, float] = {}
@@ -102,6 +126,12 @@ class Simulation:
         for cell in cells:
             self.watch.role(cell.id, cell.role, 0.0)
             self._schedule_failure(cell.id)
+        self._tick_s: float = getattr(policy, "tick_s", 0.0)
+        self._history: History | None = None
+        if plan is not None:
+            self.tell(Planned(plan=plan))
+        elif hasattr(policy, "plan"):
+            self._history = History(self.state, timeout_s=scenario.timeout_h * 3600, engine_share=scenario.engine_share)
         self._offer()
         self.settle()
 
@@ -109,7 +139,11 @@ class Simulation:
 
     def advance(self) -> None:
         """Go to the next moment at which something happens, apply all of it, and let the policy settle."""
-        next_s = min(self._later[0][0] if self._later else math.inf, self._next_deadline(), self._next_finish())
+        next_s = min(self._later[0][0] if self._later else math.inf, self._next_finish())
+        if self._deadlines and self._deadlines[0][0] <= next_s:
+            next_s = min(next_s, self._next_deadline())
+        if self._tick_s:
+            next_s = min(next_s, (self.now_s // self._tick_s + 1) * self._tick_s)
         last_s = self.watch.step_ends_s[-1] if self.watch.step_ends_s else 0.0
         longest_h = _STANDSTILL * (self.scenario.timeout_h + self.scenario.train_cell_h)
         if next_s - last_s > longest_h * 3600:
@@ -122,12 +156,13 @@ class Simulation:
         self._pass(next_s)
         while self._later and self._later[0][0] <= self.now_s:
             self.tell(heapq.heappop(self._later)[2]())
-        while self._next_deadline() <= self.now_s:
-            _, query, member = self._deadlines.popleft()
-            self._end(query, member, "timed_out")
+        while self._deadlines and self._deadlines[0][0] <= self.now_s:
+            query = self._deadlines.popleft()[1]
+            for member in sorted(self._left(query)):
+                self._end(query, member, "timed_out")
         while self._finishing and self._finishing[0][0] <= self._progress_s + _ROUNDING_S:
             _, _, query, member = heapq.heappop(self._finishing)
-            if self._left(query, member):
+            if member in self._left(query):
                 self._end(query, member, "finished")
         self.settle()
 
@@ -157,80 +192,74 @@ class Simulation:
                 f"unsafe action at {self.now_s / 3600:.3f} h: {action}; see the rules in docs/scheduler.md"
             )
         if refusal is None:
-            if self.on_record:
-                self.on_record(self.now_s, action)
-            self._follow(action)
-            self._duties()
+            self._applied(action)
         return refusal
 
     def tell(self, event: Event) -> Refusal | None:
         """Apply an event and what follows from it."""
         refusal = self.state.apply(event, self.now_s)
         if refusal is None:
-            if self.on_record:
-                self.on_record(self.now_s, event)
-            self._happened(event)
-            self._duties()
+            self._applied(event)
         return refusal
+
+    def _applied(self, record: Action | Event) -> None:
+        if self._history is not None:
+            self._history.record(self.now_s, record)
+        if self.on_record is not None:
+            self.on_record(self.now_s, record)
+        follow = self._follow.get(type(record))
+        if follow is not None:
+            follow(record)
+        self._duties()
 
     def _pass(self, until_s: float) -> None:
         passed = until_s - self.now_s
-        unfinished, capacity = self.state.groups.unfinished, self._capacity
+        unfinished, capacity = self.state.groups.unfinished, self.state.fleet.capacity
         self.watch.served_s += capacity * passed
         self.watch.used_s += min(unfinished, capacity) * passed
         self._progress_s += passed * self.speed
         self.now_s = until_s
 
-    @property
-    def _capacity(self) -> int:
-        return self.state.fleet.capacity
-
     def _set_speed(self) -> None:
-        unfinished, capacity = self.state.groups.unfinished, self._capacity
-        covered = min(1.0, capacity / max(1, unfinished))
-        share = self.scenario.engine_share
-        self.speed = 1.0 / (share / covered + 1.0 - share) if covered else 0.0
+        self.speed = speed(self.state.groups.unfinished, self.state.fleet.capacity, self.scenario.engine_share)
 
     def _next_finish(self) -> float:
-        while self._finishing and not self._left(*self._finishing[0][2:]):
+        while self._finishing and self._finishing[0][3] not in self._left(self._finishing[0][2]):
             heapq.heappop(self._finishing)
         if not self._finishing or not self.speed:
             return math.inf
         return max(self.now_s, self.now_s + (self._finishing[0][0] - self._progress_s) / self.speed)
 
     def _next_deadline(self) -> float:
-        while self._deadlines and not self._left(*self._deadlines[0][1:]):
+        while self._deadlines and not self._left(self._deadlines[0][1]):
             self._deadlines.popleft()
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def _left(self, query: str, member: int) -> bool:
+    def _left(self, query: str) -> set[int]:
         group = self.state.groups.outstanding.get(query)
-        return group is not None and member in group.unfinished
+        return group.unfinished if group is not None else _NONE
 
     def _after(self, seconds: float, event: Callable[[], Event]) -> None:
         heapq.heappush(self._later, (self.now_s + seconds, next(self._number), event))
 
-    # What follows from actions.
+    # What follows from actions and events.
 
-    def _follow(self, action: Action) -> None:
-        if isinstance(action, AssignMicrostep):
-            self._run_microstep(action)
-        elif isinstance(action, ToTrain):
-            self._switch(action.cell, self.scenario.to_train_s)
-        elif isinstance(action, ToRollout):
-            self._switch(action.cell, self.scenario.to_rollout_s)
-        elif isinstance(action, Dispatch):
-            for query in action.queries:
-                self._dispatch(query)
-            self._dispatched_s = self.now_s
-            self._offer()
-        elif isinstance(action, CloseBurst):
-            self.watch.critical_s += max(0.0, self._needed_s - self._dispatched_s)
-        elif isinstance(action, ReturnPartial):
-            self._end(action.query, action.member, "partial")
+    def _dispatched(self, action: Dispatch) -> None:
+        for query in action.queries:
+            self._dispatch(query)
+        self._dispatched_s = self.now_s
+        self._offer()
 
-    def _switch(self, name: str, seconds: float) -> None:
+    def _closed(self, action: CloseBurst) -> None:
+        self.watch.critical_s += max(0.0, self._needed_s - self._dispatched_s)
+        plan = None if self._history is None else cast(Plans, self.policy).plan(self._history)
+        if plan is not None:
+            self.tell(Planned(plan=plan))
+
+    def _switch(self, action: ToTrain | ToRollout) -> None:
+        name = action.cell
         cell = self.state.cells[name]
+        seconds = self.scenario.to_train_s if cell.role is Role.DRAINING else self.scenario.to_rollout_s
         self.watch.switches += 1
         self.watch.role(name, cell.role, self.now_s)
         if cell.role is Role.DRAINING:
@@ -246,10 +275,9 @@ class Simulation:
     def _dispatch(self, query: str) -> None:
         seconds = self._seconds[query]
         self._started_s[query], self._executed_s[query] = self._progress_s, 0.0
-        deadline_s = self.now_s + self.scenario.timeout_h * 3600
+        self._deadlines.append((self.now_s + self.scenario.timeout_h * 3600, query))
         for member, needed_s in enumerate(seconds):
             heapq.heappush(self._finishing, (self._progress_s + needed_s, next(self._number), query, member))
-            self._deadlines.append((deadline_s, query, member))
 
     def _run_microstep(self, action: AssignMicrostep) -> None:
         query = action.key[1]
@@ -261,8 +289,6 @@ class Simulation:
             group_s / scenario.microsteps_per_group,
             lambda: MicrostepDone(cell=action.cell, epoch=action.epoch, key=action.key),
         )
-
-    # What follows from events.
 
     def _end(self, query: str, member: int, status: str) -> None:
         watch, wall_s = self.watch, self.now_s - self.state.groups.outstanding[query].dispatched_s
@@ -277,23 +303,24 @@ class Simulation:
             self._ready_s[query] = self.now_s
             self.tell(GroupReady(query=query))
 
-    def _happened(self, event: Event) -> None:
-        if isinstance(event, MicrostepDone):
-            self.watch.worked(event.cell, "busy", self._claimed_s[event.cell], self.now_s)
-        elif isinstance(event, SwitchDone | CellFailed | CellRecovered):
-            cell = self.state.cells[event.cell]
-            self.watch.role(cell.id, cell.role, self.now_s)
-            if isinstance(event, CellFailed):
-                epoch = cell.epoch
-                self._after(self.scenario.failures.repair_h * 3600, lambda: CellRecovered(cell=cell.id, epoch=epoch))
-                if cell.core:
-                    self._pull()
-            elif isinstance(event, CellRecovered):
-                self._schedule_failure(cell.id)
-        elif isinstance(event, StepApplied):
-            self.watch.step_ends_s.append(self.now_s)
-            self.watch.worked(self.state.core, "optimiser", self.now_s - self.scenario.optimiser_s, self.now_s)
-            self._pull()
+    def _microstep_done(self, event: MicrostepDone) -> None:
+        self.watch.worked(event.cell, "busy", self._claimed_s[event.cell], self.now_s)
+
+    def _role_changed(self, event: SwitchDone | CellFailed | CellRecovered) -> None:
+        cell = self.state.cells[event.cell]
+        self.watch.role(cell.id, cell.role, self.now_s)
+        if isinstance(event, CellFailed):
+            epoch = cell.epoch
+            self._after(self.scenario.failures.repair_h * 3600, lambda: CellRecovered(cell=cell.id, epoch=epoch))
+            if cell.core:
+                self._pull()
+        elif isinstance(event, CellRecovered):
+            self._schedule_failure(cell.id)
+
+    def _step_applied(self, event: StepApplied) -> None:
+        self.watch.step_ends_s.append(self.now_s)
+        self.watch.worked(self.state.core, "optimiser", self.now_s - self.scenario.optimiser_s, self.now_s)
+        self._pull()
 
     def _pull(self) -> None:
         """Satellites that train get the newest weights."""

@@ -55,6 +55,18 @@ class Refusal(StrEnum):
     """It would break a rule that keeps runs whole: the policy is at fault."""
 
 
+class _Shown(dict[str, Any]):
+    """Parts of a snapshot, built when asked for and kept until they change."""
+
+    def __init__(self, **build: Callable[[], Any]) -> None:
+        super().__init__()
+        self._build = build
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = built = self._build[name]()
+        return built
+
+
 class State:
     """Cells, groups, the open step and burst. `apply` is the only way to change it."""
 
@@ -70,7 +82,13 @@ class State:
         self.burst: Burst | None = None
         self.version = self.rollout_version = self.seq = 0
         self.costs = Costs()
-        self._shown: dict[str, Any] = {}
+        self._shown = _Shown(
+            cells=lambda: Cells(self.cells.values()),
+            ready=lambda: tuple(self.groups.ready),
+            step=lambda: self.step.view() if self.step else None,
+            upcoming=lambda: tuple(self.upcoming.values()),
+            ledger=self.groups.view,
+        )
         self._apply: dict[type, Callable[[Any, float], Refusal | None]] = {
             ToTrain: self._to_train,
             ToRollout: self._to_rollout,
@@ -78,8 +96,8 @@ class State:
             OpenBurst: self._open_burst,
             CloseBurst: self._close_burst,
             AssignMicrostep: self._assign,
-            Prioritise: lambda record, now_s: None,
-            ReturnPartial: lambda record, now_s: self._known(record.member in self._left(record.query)),
+            Prioritise: lambda record, now_s: self._known(self.groups.prioritise(record.executions)),
+            ReturnPartial: lambda record, now_s: self._known(self.groups.stop(record.query, record.member)),
             QueriesOffered: self._offered,
             ExecutionEnded: self._ended,
             GroupReady: self._group_ready,
@@ -104,22 +122,22 @@ class State:
 
     def snapshot(self, now_s: float) -> Snapshot:
         """What policies see; parts that did not change since the last one are the same objects."""
-        groups = self.groups
+        groups, shown = self.groups, self._shown
         return Snapshot(
             seq=self.seq,
             now_s=now_s,
             version=self.version,
             rollout_version=self.rollout_version,
             params=self.params,
-            cells=self.fleet,
+            cells=shown["cells"],
             unfinished=groups.unfinished,
             outstanding=len(groups.outstanding),
-            ready=self._show("ready", lambda: tuple(groups.ready)),
-            step=self._show("step", lambda: self.step.view() if self.step else None),
+            ready=shown["ready"],
+            step=shown["step"],
             burst=self.burst,
-            upcoming=self._show("upcoming", lambda: tuple(self.upcoming.values())),
+            upcoming=shown["upcoming"],
             costs=self.costs,
-            ledger=self._show("ledger", groups.view),
+            ledger=shown["ledger"],
             executions=partial(self._executions, self.seq),
             groups=partial(self._groups, self.seq, now_s),
         )
@@ -127,7 +145,7 @@ class State:
     @property
     def fleet(self) -> Cells:
         """The cells as policies see them."""
-        cells: Cells = self._show("cells", lambda: Cells(self.cells.values()))
+        cells: Cells = self._shown["cells"]
         return cells
 
     def _executions(self, seq: int) -> Sequence[ExecutionView]:
@@ -142,12 +160,6 @@ class State:
         if self.seq != seq:
             raise RuntimeError("wanted executions and groups inside decide(), came later; read them there")
 
-    def _show(self, name: str, build: Callable[[], Any]) -> Any:
-        if name in self._shown:
-            return self._shown[name]
-        built = self._shown[name] = build()
-        return built
-
     def _changed(self, *names: str) -> None:
         for name in names:
             self._shown.pop(name, None)
@@ -159,10 +171,6 @@ class State:
     @staticmethod
     def _known(right: bool) -> Refusal | None:
         return None if right else Refusal.STALE
-
-    def _left(self, query: str) -> set[int]:
-        group = self.groups.outstanding.get(query)
-        return group.unfinished if group else set()
 
     # Actions.
 

@@ -10,7 +10,7 @@ import pytest
 from gyre_sched.actions import Action, Dispatch, ToTrain
 from gyre_sched.api import Policy, Snapshot
 from gyre_sched.invariants import check_policy
-from gyre_sched.policies import Async, CarryOver, Cohort, Colocate, Waterlevel
+from gyre_sched.policies import Async, CarryOver, Cohort, Colocate, Planner, Waterlevel
 
 SOUND: dict[str, Callable[[], Policy]] = {
     "waterlevel": Waterlevel,
@@ -20,6 +20,7 @@ SOUND: dict[str, Callable[[], Policy]] = {
     "theta high": lambda: Waterlevel(theta=1.3),
     "carryover": CarryOver,
     "cohort": Cohort,
+    "planner": lambda: Planner(target=0.5, window=1),
     "colocate": Colocate,
     "colocate, standalone": lambda: Colocate(standalone=2, streaming=True),
     "async": lambda: Async(rollout_cells=2),

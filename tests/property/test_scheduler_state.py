@@ -21,7 +21,7 @@ from gyre_sched.actions import (
 from gyre_sched.api import Role
 from gyre_sched.durations import TwoLevel
 from gyre_sched.invariants import Invariants
-from gyre_sched.policies import Async, CarryOver, Cohort, Colocate, Waterlevel
+from gyre_sched.policies import Async, CarryOver, Cohort, Colocate, Planner, Waterlevel
 from gyre_sched.scenario import Failures, Scenario
 from gyre_sched.simulate import Simulation
 from gyre_sched.state import Refusal
@@ -32,6 +32,7 @@ POLICIES = [
     Waterlevel(theta=0.75),
     CarryOver(),
     Cohort(),
+    Planner(),
     Colocate(burst=2, depth=2.0),
     Async(rollout_cells=1, streaming=True),
 ]

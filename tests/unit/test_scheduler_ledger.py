@@ -1,10 +1,13 @@
 """The ledger is a chain of records: any crash leaves a prefix, damage is told, a replay gives the same state."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gyre_sched.actions import Planned, QueriesOffered, from_json, to_json
+from gyre_sched.api import Plan, Query
 from gyre_sched.durations import TwoLevel
 from gyre_sched.errors import LedgerError
 from gyre_sched.invariants import Invariants
@@ -64,6 +67,16 @@ def test_any_cut_leaves_a_prefix_and_writing_goes_on(written: tuple[Path, Simula
         with Ledger(torn) as ledger:
             ledger.append(*entries[whole])
         assert read(torn) == entries[: whole + 1]
+
+
+def test_records_that_hold_records_come_back() -> None:
+    plan = Planned(plan=Plan(burst=3, outstanding=112, window=2))
+    offered = QueriesOffered(queries=(Query(id="q1", predicted_s=60.5), Query(id="q2")))
+    for record, told in ((plan, [3, 112, 2]), (offered, [["q1", 60.5], ["q2", None]])):
+        assert list(to_json(record).values())[1] == told
+        assert from_json(json.loads(json.dumps(to_json(record)))) == record
+    with pytest.raises(ValueError, match="a newer release wrote it"):
+        from_json({"kind": "Teleported"})
 
 
 @pytest.mark.parametrize("change", ["byte", "missing", "doubled"])
