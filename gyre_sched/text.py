@@ -34,7 +34,8 @@ def lines(found: Comparison) -> Iterator[str]:
     yield "x bound: hours over the cells' work alone; x path: over the critical path of"
     yield "its own dispatches; E[d], max: staleness of groups; idle: of the training role"
     if len(found.seeds) < 6:
-        yield f"{len(found.seeds)} seeds cannot tell differences under 3 %: use --seeds 6 or more"
+        count = f"{len(found.seeds)} seeds" if len(found.seeds) > 1 else "one seed"
+        yield f"{count} cannot tell differences under 3 %: use --seeds 6 or more"
 
 
 def _line(outcome: Outcome) -> str:

@@ -16,7 +16,7 @@ def test_the_page_stands_alone_and_shows_every_cell(tmp_path: Path) -> None:
     CliRunner().invoke(app, words, catch_exceptions=False)
     text = out.read_text()
     assert not re.search(r"https?://|src=|@import", text)
-    found = re.search(r"const data=(.*?),colours=", text)
+    found = re.search(r"const rungs=(.*?),kinds=", text)
     assert found
     charts = json.loads(found[1])
     assert len(charts) == 2
