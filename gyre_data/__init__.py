@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     from .convert.importing import import_sessions as import_sessions
     from .diff import diff_paths as diff_paths
     from .errors import GyreError as GyreError
+    from .evaluation import compare as compare
+    from .evaluation import evaluate as evaluate
     from .execution import Execution as Execution
     from .explain import explain_execution as explain_execution
     from .explain import explain_run as explain_run
@@ -40,7 +42,9 @@ _EXPORTS: dict[str, str] = {
     "RunWriter": "writer",
     "Tree": "tree",
     "admit": "admission",
+    "compare": "evaluation",
     "diff_paths": "diff",
+    "evaluate": "evaluation",
     "explain_execution": "explain",
     "explain_run": "explain",
     "export": "convert.exporting",

@@ -7,7 +7,10 @@ imported until a command is chosen. The functions are a few lines each over a li
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from traceback import walk_tb
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -57,8 +60,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": ("gyre_train.commands", "train", "Train on recorded runs."),
 }
 
-# Kept beside COMMANDS: the extra that brings what the package needs.
-_EXTRA = {"gyre_proxy": "proxy", "gyre_train": "train,local"}
+# Kept beside COMMANDS: the extras that bring what a package imports; where two fit, the longer name counts.
+_EXTRA = {
+    "gyre_proxy": "proxy",
+    "gyre_train": "train",
+    "gyre_train.demo": "train,local,proxy",
+    "gyre_train.engine": "local",
+}
 
 
 class _LazyGroup(TyperGroup):
@@ -79,18 +87,29 @@ class _LazyGroup(TyperGroup):
 
 def _load(name: str) -> Any:
     module, function, short = COMMANDS[name]
-    try:
+    with _naming_the_extra(name):
         target = getattr(import_module(module), function)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0].startswith("gyre_"):
-            raise
-        extra = _EXTRA.get(module.split(".")[0], "query")
-        raise GyreError(
-            f"`gyre {name}` needs the module {error.name}, which is not installed; run: pip install 'gyre-rl[{extra}]'"
-        ) from error
+    target = _naming_the_extra(name)(target)  # commands import what is heavy when they run
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
     one.command(name, short_help=short, context_settings=getattr(target, "context_settings", None))(target)
     return build_command(one)
+
+
+@contextmanager
+def _naming_the_extra(command: str) -> Iterator[None]:
+    """Tell of a missing module which extra brings it: that of our own package whose import needed it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        ours = [frame.f_globals.get("__name__", "") + "." for frame, _ in walk_tb(error.__traceback__)]
+        needed = [home for home in _EXTRA if any(name.startswith(home + ".") for name in ours)]
+        if not needed or not error.name or error.name.startswith("gyre_"):
+            raise
+        extra = _EXTRA[max(needed, key=len)]
+        raise GyreError(
+            f"`gyre {command}` needs the module {error.name}, which is not installed; run: "
+            f"pip install 'gyre-rl[{extra}]'"
+        ) from error
 
 
 app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["teach", "teacher_logprobs"]
 
+_TOGETHER = 16
+"""Executions laid out at a time: of the others only the log-probs found are in memory."""
+
 
 def teacher_logprobs(run: Tables, name: str | None) -> Mapping[str, Array]:
     """Log-probs by node id of teacher `name`, or of the only one there is; ConfigError when that is not one teacher."""
@@ -68,20 +71,22 @@ def teach(
         model=ModelConfig(path=str(model)), data=DataConfig(runs=(str(run),)), loss=LossConfig(advantage=0.0)
     )
     examples = [e for e in load_source(config).examples if executions is None or e.execution_id in executions]
-    trees = [example.tree(number) for number, example in enumerate(examples)]
-    made = plan(trees, tokens=tokens)
+    name, at = teacher or str(lineage_of(model).version), datetime.now(UTC)
+    rows: list[TeacherLogprobs] = []
     with groups(), torch.no_grad():
         built = build_model(AutoConfig.from_pretrained(model))
         load_hf(built, model)
-        found: Any = node_values(trees, made.packs, [edge_logprobs(built, pack)[0].numpy() for pack in made.packs])
-    name = teacher or str(lineage_of(model).version)
-    at = datetime.now(UTC)
-    rows = [
-        TeacherLogprobs(node_id=node_id, teacher=name, logprobs=value.astype(np.float32), at=at)
-        for example, values in zip(examples, found, strict=True)
-        for node_id, value in zip(example.recorded().node_id if example.recorded else (), values, strict=True)
-        if value is not None
-    ]
+        for first in range(0, len(examples), _TOGETHER):
+            some = examples[first : first + _TOGETHER]
+            trees = [example.tree(number) for number, example in enumerate(some)]
+            packs = plan(trees, tokens=tokens).packs
+            found: Any = node_values(trees, packs, [edge_logprobs(built, pack)[0].numpy() for pack in packs])
+            rows += [
+                TeacherLogprobs(node_id=node_id, teacher=name, logprobs=value.astype(np.float32), at=at)
+                for example, values in zip(some, found, strict=True)
+                for node_id, value in zip(example.recorded().node_id if example.recorded else (), values, strict=True)
+                if value is not None
+            ]
     with RunWriter(run, create=False) as writer:
         writer.write(rows)
     return sum(len(row.logprobs) for row in rows)

@@ -1,4 +1,4 @@
-"""`gyre eval`: a few lines over `gyre_data.evaluate`."""
+"""`gyre eval`: a few lines over `gyre_data.evaluation`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gyre_data.errors import ConfigError
-from gyre_data.evaluate import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k
+from gyre_data.evaluation import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k
 from gyre_data.scores import parse_weights
 from gyre_data.show.layout import print_json
 from gyre_data.show.numbers import plural

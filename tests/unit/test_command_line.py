@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyre_data.main import COMMANDS
+from tests.support.forest import Forest
 
 
 def _gyre(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -38,6 +39,32 @@ def test_an_error_is_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("gyre: ")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("train CONFIG", "`gyre train` needs the module torch, {}[train]'"),
+        ("verify RUN --training --model RUN", "`gyre verify` needs the module torch, {}[train]'"),
+        ("engine RUN", "`gyre engine` needs the module torch, {}[local]'"),
+        ("demo --dir DEMO", "`gyre demo` needs the module torch, {}[train,local,proxy]'"),
+        ("proxy --run DEMO", "`gyre proxy` needs the module {}[proxy]'"),
+    ],
+)
+def test_a_missing_extra_is_named(tmp_path: Path, words: str, told: str) -> None:
+    """With nothing installed but what pyproject.toml asks for without extras."""
+    Forest().write(tmp_path / "RUN")
+    (tmp_path / "CONFIG").write_text('[model]\npath = "RUN"\n[data]\nruns = ["RUN"]\n[output]\ndir = "OUT"\n')
+    missing = ("torch", "megatron", "transformers", "safetensors", "httpx", "aiohttp", "starlette", "orjson", "msgspec")
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); from gyre_data.main import run; run()"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", code, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    before, after = told.split("{}")
+    assert before in done.stderr
+    assert "which is not installed; run: pip install 'gyre-rl" + after in done.stderr
 
 
 def test_an_unknown_command_is_refused() -> None:

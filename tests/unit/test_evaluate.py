@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gyre_data.errors import ConfigError, DataError
-from gyre_data.evaluate import compare, evaluate, pass_at_k
+from gyre_data.evaluation import compare, evaluate, pass_at_k
 from gyre_data.main import app
 from tests.support.forest import Forest
 
