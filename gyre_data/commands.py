@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from .checks import ProblemKind
 from .errors import ConfigError
-from .listing import list_executions, list_runs
+from .listing import ExecutionSummary, list_executions, list_runs
 from .printable import printable
+from .reader import Run
 from .salvage import plan_salvage
 from .salvage import salvage as salvage_run
 from .show.folder_text import salvage_lines
-from .show.layout import screen, show
-from .show.list_text import execution_list, run_list
+from .show.following import follow_on_screen
+from .show.layout import print_json, screen, show
+from .show.list_text import execution_line, execution_list, run_list
+from .show.target import where_of
 from .store import find_run, open
 from .verify import Report
 from .verify import verify as verify_run
@@ -28,6 +33,7 @@ from .verify import verify as verify_run
 __all__ = ["ls", "verify"]
 
 _DAMAGE = (ProblemKind.CORRUPT, ProblemKind.MISSING)
+_AROUND = 7  # lines that stand around the executions on a screen that is followed
 _MAX_SHOWN = 20  # problems of one kind on a screen; --json has them all
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -35,20 +41,47 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 
 def ls(
     run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the runs under ./runs.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until ^C; in a pipe, a line for each change. No RUN: the last one.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the executions of a run, or without RUN the runs under ./runs.
 
     One line an execution: task, group, harness, state or end reason, calls, tokens, newest score.
     """
-    found: Sequence[Any] = list_runs() if run is None else list_executions(open(find_run(run)))
     console = screen()
+    if follow:
+        _follow(open(find_run(run)), console, as_json)
+    found: Sequence[Any] = list_runs() if run is None else list_executions(open(find_run(run)))
     if as_json:
         typer.echo(json.dumps([asdict(item) for item in found], default=str, indent=1))
     elif run is None:
         show(run_list(found, width=console.width), console)
     else:
         show(execution_list(found, where=str(run), width=console.width), console)
+
+
+def _follow(run: Run, console: Console, as_json: bool) -> None:
+    known: dict[str, ExecutionSummary] = {}
+
+    def whole() -> Iterator[Text]:
+        found, room = list_executions(run), max(1, console.height - _AROUND)
+        if len(found) > room:
+            yield Text(f"{len(found) - room:,} earlier ones are not shown", style="dim")
+        yield from execution_list(found[-room:], where=where_of(run), width=console.width)
+
+    def told() -> None:
+        for one in list_executions(run):
+            news = replace(one, num_tokens=0)  # nodes come a moment before their call: no news by themselves
+            if known.get(one.execution_id) != news:
+                known[one.execution_id] = news
+                if as_json:
+                    print_json(one)
+                else:
+                    show([execution_line(one)], console)
+
+    follow_on_screen([run], whole, told, console)
 
 
 def verify(

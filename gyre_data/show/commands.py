@@ -24,6 +24,7 @@ from gyre_data.store import open as open_run
 from gyre_data.tools import by_tool
 
 from .breakdown_text import call_lines, evaluator_lines, task_lines, tool_lines
+from .following import follow_on_screen
 from .layout import screen, show
 from .stats_text import stats_lines
 from .target import where_of
@@ -58,28 +59,39 @@ def stats(
     prices: Annotated[
         Path | None, typer.Option(help="Price table for hosted models (TOML); left out, the dated one of this release.")
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until ^C: count anew whenever a run changes.")
+    ] = False,
     as_json: Json = False,
     j_max: JMax = 5,
 ) -> None:
     """Count what runs hold: executions, tokens and how much is shared, tools, forks, evaluators, ages, hosted cost."""
     opened = [open_run(find_run(path)) for path in runs] if runs else [open_run(find_run())]
     console = screen()
-    if by is not None:
-        value, lines = _cut(opened, by, j_max or None, console.width)
-    else:
-        found = count_runs(
-            opened,
-            j_max=j_max or None,
-            prices=Prices.load(prices),
-            trainer=None if trainer is None else open_run(trainer),
-            model=model,
-        )
+    table, trained = Prices.load(prices), None if trainer is None else open_run(trainer)
+
+    def counted() -> tuple[Any, Iterable[Text]]:
+        if by is not None:
+            return _cut(opened, by, j_max or None, console.width)
+        found = count_runs(opened, j_max=j_max or None, prices=table, trainer=trained, model=model)
         where = " ".join(where_of(run) for run in opened)
-        value, lines = found.to_json(), stats_lines(found, where=where, width=console.width)
-    if as_json:
-        _print_json(value)
-    else:
-        show(lines, console)
+        return found.to_json(), stats_lines(found, where=where, width=console.width)
+
+    def told() -> None:
+        value, lines = counted()
+        if as_json:
+            _print_json(value)
+        else:
+            show(lines, console)
+
+    def told_apart() -> None:
+        told()
+        if not as_json:
+            typer.echo()
+
+    if follow:
+        follow_on_screen(opened, lambda: counted()[1], told_apart, console)
+    told()
 
 
 def _cut(runs: list[Run], by: By, j_max: int | None, width: int) -> tuple[Any, Iterable[Text]]:

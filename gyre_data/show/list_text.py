@@ -11,7 +11,7 @@ from gyre_data.listing import ExecutionState, ExecutionSummary, RunSummary
 from .layout import flow, hints
 from .numbers import DASH, amount, dollars
 
-__all__ = ["execution_list", "run_list"]
+__all__ = ["execution_line", "execution_list", "run_list"]
 
 _WRONG, _QUIET = "bold red", "dim"
 _BAD_ENDS = ("crashed", "infra_fault")
@@ -40,6 +40,15 @@ def execution_list(found: Sequence[ExecutionSummary], *, where: str, width: int 
     yield from _table(told, width)
     next_ = [f"what would be trained: gyre explain {where}", f"look at one: gyre tree {where} EXECUTION"]
     yield from hints(next_, width)
+
+
+def execution_line(e: ExecutionSummary) -> Text:
+    """An execution by itself, as `gyre ls --follow` tells of it in a pipe: id, task, state, calls, tokens, score."""
+    line = Text("  ").join([Text(e.execution_id), _task(e), _state(e), _calls(e).append(" calls")])
+    line.append(f"  {amount(e.num_tokens)} tok")
+    if e.score_status is not None:
+        line.append("  score ").append_text(_score(e, named=True))
+    return line
 
 
 def _task(e: ExecutionSummary) -> Text:
