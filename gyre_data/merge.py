@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import manifest as manifests
+from .beside import beside
 from .errors import ConfigError, DataError
 from .execution import executions
-from .lock import FolderLock, refuse_written
+from .lock import refuse_written
 from .pins import split_tag
 from .reader import Run
 from .rewrite import check_sources, publish_tables, rebatched, write_segments
@@ -160,16 +161,14 @@ def _info(runs: Sequence[Run], sources: Sequence[Source]) -> dict[str, Any]:
 
 
 def _write(out: Path, merged: dict[str, pa.Table], info: dict[str, Any]) -> None:
-    """Segments, `run.json`, and last the manifest: before it the folder is no run."""
-    out.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = FolderLock(out)
-    try:
-        (out / manifests.FOLDER).mkdir(mode=0o700)
+    with beside(out, folder=True) as made:
+        (made / manifests.FOLDER).mkdir(mode=0o700)
         names: Iterator[str] = (f"{_WRITER}-{number:06d}" for number in itertools.count(1))
-        made: dict[str, tuple[Sealed, ...]] = {
-            name: write_segments(out, name, rebatched(table), names) for name, table in merged.items() if table.num_rows
+        segments: dict[str, tuple[Sealed, ...]] = {
+            name: write_segments(made, name, rebatched(table), names)
+            for name, table in merged.items()
+            if table.num_rows
         }
-        write_info(out, info)
-        publish_tables(out, made, _WRITER, removed=())
-    finally:
-        lock.release()
+        write_info(made, info)
+        publish_tables(made, segments, _WRITER, removed=())
+        made.rename(out)

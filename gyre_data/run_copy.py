@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from .arrays import from_table
+from .beside import beside
 from .errors import ConfigError
 from .manifest import numbers
 from .reader import Run
 from .redact import Redactor
 from .schema import RUN_TABLES
-from .segment import fsync_folder
 from .types import Call, Node
 from .writer import RunWriter
 
@@ -53,10 +51,8 @@ def export_run(run: Run, out: str | Path, *, redact: bool = True, patterns: Iter
         raise ConfigError(f"wanted a new folder to export to, {out} is not empty; name another")
     cleaner = _Cleaner(run, Redactor(patterns)) if redact else None
     written: Counter[str] = Counter()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.parent / f".{out.name}.{token_hex(4)}.tmp"  # the copy is there whole, or not at all
-    try:
-        with RunWriter(beside) as writer:
+    with beside(out, folder=True) as made:
+        with RunWriter(made) as writer:
             info = {name: value for name, value in run.info.items() if name not in _NOT_TOLD}
             writer.update_info(cleaner.info(info) if cleaner else info)
             for name in (name for name in RUN_TABLES if name != "blobs"):
@@ -66,10 +62,7 @@ def export_run(run: Run, out: str | Path, *, redact: bool = True, patterns: Iter
                         writer.put_blob(data)
                     writer.write(rows)
                     written[name] += len(rows)
-        beside.rename(out)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    fsync_folder(out.parent)
+        made.rename(out)
     secrets = dict(cleaner.secrets) if cleaner else {}
     return Exported(
         path=out, num_rows=dict(written), secrets=secrets, num_nodes_redacted=len(cleaner.nodes) if cleaner else 0

@@ -6,17 +6,15 @@ import json
 import math
 import os
 import re
-import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from secrets import token_hex
-from typing import IO, Any
+from typing import Any
 
 from gyre_data.admission import Admission, AdmittedExecution, admit
+from gyre_data.beside import beside
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import Execution, ExecutionInfo, executions
 from gyre_data.hosted import usage_of
@@ -30,7 +28,7 @@ from gyre_data.segment import fsync_folder
 from gyre_data.tree import Forest, Tree
 from gyre_data.types import Call
 
-__all__ = ["Job", "TextMissing", "Usage", "finite", "json_line", "new_file", "new_folder", "select"]
+__all__ = ["Job", "TextMissing", "Usage", "finite", "json_line", "new_folder", "select"]
 
 
 def select(
@@ -222,30 +220,6 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-@contextmanager
-def new_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
-    """A file that is there whole or not at all: written beside its place, made durable, then put there.
-
-    ConfigError when something is there already, unless `force` lets it be replaced.
-    """
-    _refuse_existing(path, force=force)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.parent / f".{path.name}.{token_hex(4)}.tmp"
-    try:
-        with open(beside, "xb", opener=_private) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        put: Callable[..., None] = os.replace if force else os.link  # a link never replaces what came in between
-        put(beside, path)
-    except FileExistsError:
-        _refuse_existing(path, force=False)
-        raise
-    finally:
-        beside.unlink(missing_ok=True)
-    fsync_folder(path.parent)
-
-
 def new_folder(path: Path, files: Iterable[tuple[str, bytes]], *, force: bool) -> None:
     """A folder with these files that is there whole or not at all; `force` replaces files of a folder that is there.
 
@@ -254,30 +228,16 @@ def new_folder(path: Path, files: Iterable[tuple[str, bytes]], *, force: bool) -
     there = path.is_dir() and any(path.iterdir())
     if (there and not force) or (path.exists() and not path.is_dir()):
         raise ConfigError(f"wanted a new folder to export to, {path} is there; name another, or use --force")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.parent / f".{path.name}.{token_hex(4)}.tmp"
-    beside.mkdir()
-    try:
+    with beside(path, folder=True) as made:
         for name, data in files:
-            with open(beside / name, "xb", opener=_private) as file:
+            with open(made / name, "xb", opener=_private) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        fsync_folder(beside)
+        fsync_folder(made)
         if not there:
-            beside.rename(path)
+            made.rename(path)
         else:
-            for one in beside.iterdir():
+            for one in made.iterdir():
                 one.replace(path / one.name)
             fsync_folder(path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    fsync_folder(path.parent)
-
-
-def _refuse_existing(path: Path, *, force: bool) -> None:
-    """ConfigError when a file is there that must not be replaced."""
-    if path.is_dir():
-        raise ConfigError(f"wanted a file to export to, {path} is a folder; name a file in it")
-    if path.exists() and not force:
-        raise ConfigError(f"wanted a new file to export to, {path} is there; name another, or replace it with --force")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from gyre_data.beside import new_file
 from gyre_data.eligible import ROLE_ORDER
 from gyre_data.errors import ConfigError
 from gyre_data.reader import Run
@@ -16,7 +17,7 @@ from gyre_data.redact import Redactor
 from gyre_data.run_copy import Exported, export_run
 from gyre_data.schema import AgentRole
 
-from .export_job import Job, new_file, new_folder, select
+from .export_job import Job, new_folder, select
 from .to_atif import atif_files
 from .to_chat import write_chat
 from .to_parquet import write_parquet

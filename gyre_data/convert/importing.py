@@ -15,6 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gyre_data.arrays import table_of
 from gyre_data.counting import TokenCounter, load_counter
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import executions
@@ -98,9 +102,10 @@ def import_sessions(
     done: list[ImportedSession] = []
     skipped: list[Skipped] = []
     writer = RunWriter(out)
-    sink = _Sink(writer=writer)
     try:
-        there = _there(writer.path)
+        run = Run(writer.path)
+        there = _there(run)
+        sink = _Sink(writer=writer, begun=_begun(run, there))
         if not there:
             writer.update_info({"mode": "import"})
         for path, importer in work:
@@ -139,6 +144,8 @@ class _Sink:
     """Gathers rows for the writer and commits now and then: a session may be one line, and a commit costs time."""
 
     writer: RunWriter
+    begun: frozenset[tuple[str, str]] = frozenset()
+    """(table, key) of rows that an import which was killed wrote of executions that it never finished."""
     _bytes: int = 0
     _rows: list[Any] = field(default_factory=list)
 
@@ -151,7 +158,7 @@ class _Sink:
 
     def append(self, rows: Sequence[Any]) -> None:
         """Gather all rows of an execution, which become durable together."""
-        self._rows += rows
+        self._rows += [row for row in rows if not self.begun or _key(row) not in self.begun]
         if len(self._rows) >= _COMMIT_ROWS:
             self.commit()
 
@@ -195,13 +202,36 @@ def _counter(tokenizer: str | Path | None) -> TokenCounter:
         ) from error
 
 
-def _there(run: Path) -> dict[str, dict[str, Any]]:
-    """Executions of the run, with what their attributes say of an import."""
+def _there(run: Run) -> dict[str, dict[str, Any]]:
+    """Executions that the run holds whole, with what their attributes say of an import.
+
+    The events of an execution are written last, so one without any was cut off.
+    """
+    whole = set(run.table("executions").column("execution_id").to_pylist())
     found: dict[str, dict[str, Any]] = {}
-    for info in executions(Run(run)).values():
-        told = json.loads(info.attributes) if info.attributes else {}
-        found[info.execution_id] = told.get("import", {}) if isinstance(told, dict) else {}
+    for info in executions(run).values():
+        if info.execution_id in whole:
+            told = json.loads(info.attributes) if info.attributes else {}
+            found[info.execution_id] = told.get("import", {}) if isinstance(told, dict) else {}
     return found
+
+
+_KEYS = {"nodes": "node_id", "calls": "call_id", "deliveries": "call_id"}
+
+
+def _begun(run: Run, whole: Iterable[str]) -> frozenset[tuple[str, str]]:
+    """Rows of the others. Ids follow from the source, so the same rows come again, and need not be written twice."""
+    value_set, found = pa.array(sorted(whole), pa.string()), set[tuple[str, str]]()
+    for name, key in _KEYS.items():
+        rows = run.table(name)
+        cut_off = rows.filter(pc.invert(pc.is_in(rows.column("execution_id"), value_set=value_set)))
+        found |= {(name, value) for value in cut_off.column(key).to_pylist()}
+    return frozenset(found)
+
+
+def _key(row: Any) -> tuple[str, str] | None:
+    name = table_of(row)
+    return (name, getattr(row, _KEYS[name])) if name in _KEYS else None
 
 
 def _execution_id(importer: Importer, session: Session) -> str:

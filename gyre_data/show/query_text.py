@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.text import Text
 
+from gyre_data.beside import new_file
 from gyre_data.errors import ConfigError
 from gyre_data.frame import rows
 from gyre_data.printable import printable_json
@@ -145,27 +146,18 @@ def save(reader: pa.RecordBatchReader, path: Path) -> int:
     """Write the rows to a new file by its ending; return their number. A failed query leaves no file."""
     if path.suffix not in (".parquet", ".arrow", ".csv", ".json"):
         raise ConfigError(f"wanted a file that ends in .parquet, .arrow, .csv or .json, got {path}; name one of these")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     counted = _Counted(reader)
-    try:
+    with new_file(path, force=True) as file:
         if path.suffix in (".csv", ".json"):
-            with unfinished.open("x", encoding="utf-8", newline="") as out:
-                (write_csv if path.suffix == ".csv" else write_json)(counted.reader, out)
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+            (write_csv if path.suffix == ".csv" else write_json)(counted.reader, text)
+            text.detach()
         else:
-            _save_arrow(counted.reader, unfinished, parquet=path.suffix == ".parquet")
-        unfinished.replace(path)
-    except FileNotFoundError as error:
-        raise ConfigError(f"wanted a file in a folder that exists, got {path}; make {path.parent} first") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+            make = pq.ParquetWriter if path.suffix == ".parquet" else pa.ipc.new_file
+            with make(file, counted.reader.schema) as writer:
+                for batch in counted.reader:
+                    writer.write_batch(batch)
     return counted.num_rows
-
-
-def _save_arrow(reader: pa.RecordBatchReader, path: Path, *, parquet: bool) -> None:
-    make = pq.ParquetWriter if parquet else pa.ipc.new_file
-    with path.open("xb") as file, make(file, reader.schema) as writer:
-        for batch in reader:
-            writer.write_batch(batch)
 
 
 class _Counted:

@@ -7,7 +7,6 @@ until someone looks at one. Each text is in it once, whoever uses it.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gyre_data.beside import new_file
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import Execution, executions, find
 from gyre_data.reader import Run
@@ -45,16 +45,11 @@ def write_report(
     out, figures = Path(out), run_figures(run, j_max=j_max, evaluators=evaluators)
     known = executions(run)
     wanted = list(known) if execution is None else [find(known, execution)]
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        # For its owner alone, as the run is: it holds every text.
-        with os.fdopen(
-            os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.writelines(page(_chunks(run, wanted, figures), title=f"{Path(run.path).name} - gyre view"))
-        unfinished.replace(out)
+        with new_file(out, force=True) as file:  # for its owner alone, as the run is: it holds every text
+            chunks = page(_chunks(run, wanted, figures), title=f"{Path(run.path).name} - gyre view")
+            file.writelines(chunk.encode() for chunk in chunks)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ConfigError(f"wanted to write a report to {out}, got: {error}; name another place") from error
     return out
 

@@ -13,19 +13,25 @@ import pytest
 
 import gyre_data
 from gyre_data import manifest as manifests
+from gyre_data.beside import beside
 from gyre_data.compact import compact
+from gyre_data.convert.importing import import_sessions
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.merge import merge
 from gyre_data.pins import tag, tags
+from gyre_data.query import batches
 from gyre_data.removal import remove
 from gyre_data.salvage import salvage
 from gyre_data.schema import TABLES
+from gyre_data.show.query_text import save
 from gyre_data.store import RunWriter
 from gyre_data.verify import verify
+from gyre_data.view.report import write_report
 from tests.crash.test_runs import Faults, Killed
 from tests.support.rows import one_execution
 
 ROOT = Path(__file__).resolve().parents[2]
+SESSIONS = ROOT / "tests" / "data" / "sessions" / "pi"
 MARKER = b"the text of e_1 "
 
 
@@ -133,6 +139,75 @@ def test_a_merge_killed_at_every_step_is_no_run_or_the_whole_one(tmp_path):
             ["e_0", "e_1"],
             ["e_7"],
         ]
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_an_import_killed_at_every_step_is_made_whole_by_the_next(tmp_path):
+    """Killed between two tables it leaves rows without the ones written last: these are written then, none twice."""
+    whole = tmp_path / "whole"
+    total = count_steps(whole, lambda out: import_sessions(SESSIONS, out))
+    after = content(whole)
+    cut_off = 0
+    for at in range(1, total + 1, 3):
+        out = tmp_path / f"run{at}"
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            Faults(patch, at, Killed(), forever=True)
+            import_sessions(SESSIONS, out)
+        if manifests.numbers(out):
+            assert verify(out).exit_status == 0 or {p.kind for p in verify(out).problems} == {"tail"}, at
+            cut_off += "nodes" in content(out) and "executions" not in content(out)
+        import_sessions(SESSIONS, out)
+        assert content(out) == after, at
+        assert verify(out).problems == (), at
+        shutil.rmtree(out)
+    assert cut_off > 2
+
+
+def die_in(function):
+    """Run `function` in a process of its own that is killed, like by `kill -9`, where it calls `pause`."""
+    child = os.fork()
+    if child == 0:
+        function(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("what", ["merge", "copy", "chat.jsonl", "atif", "report.html", "rows.csv"])
+def test_what_a_killed_writer_left_beside_its_target_is_cleared_by_the_next(tmp_path, what):
+    run, out = made(tmp_path / "a"), tmp_path / "out" / what
+    (tmp_path / "b").mkdir()
+    with RunWriter(tmp_path / "b" / "run") as writer:
+        writer.write(one_execution("e_7"))
+
+    def write():
+        opened = gyre_data.open(run)
+        if what == "merge":
+            merge([run, tmp_path / "b" / "run"], out)
+        elif what == "report.html":
+            write_report(opened, out)
+        elif what == "rows.csv":
+            save(batches(opened, "select * from calls"), out)
+        else:
+            gyre_data.export(opened, out, format="atif" if what == "atif" else None)
+
+    def killed(pause):
+        for name in ("rename", "replace", "link"):
+            real = getattr(os, name)
+            setattr(os, name, lambda a, b, real=real: pause() if str(b) == str(out) else real(a, b))
+        write()
+
+    out.parent.mkdir()
+    other = out.parent / f".{what}.0123abcd.tmp.kept"
+    other.write_text("of somebody else")
+    die_in(killed)
+    (left,) = set(out.parent.iterdir()) - {other}
+    assert left.name.startswith(f".{what}.")
+    with beside(out, folder=True) as held:  # one that is being written is left alone
+        assert not left.exists()
+        write()
+        assert held.exists()
+    assert set(out.parent.iterdir()) == {out, other}
+    assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {0}
 
 
 @pytest.mark.usefixtures("no_sync")

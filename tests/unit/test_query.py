@@ -330,7 +330,9 @@ def test_query_saves_files(runs: Path) -> None:
     with pa.ipc.open_file("o.arrow") as saved:
         assert saved.read_all().num_rows == 60
     assert len(json.loads(Path("o.json").read_text())) == len(Path("o.csv").read_text().splitlines()) - 1 == 60
-    for name, told in (("o.txt", "ends in .parquet"), ("none/o.csv", "make none first")):
+    assert out("query", runs, "select 1 as x", "-o", "new/o.csv") == "new/o.csv: 1 rows\n"
+    assert {path.stat().st_mode & 0o777 for path in Path().glob("**/o.*")} == {0o600}
+    for name, told in (("o.txt", "ends in .parquet"), ("new", "ends in .parquet")):
         with pytest.raises(ConfigError, match=told):
             raise gyre("query", runs, "select 1 as x", "-o", name).exception or AssertionError
     failing = "select case when range = 90000 then error('late') else 'x' end as x from range(100000)"

@@ -237,7 +237,7 @@ def test_the_command_writes_a_report_or_refuses(tmp_path: Path) -> None:
     refused = runner.invoke(app, ["view", "sample", "--host", "0.0.0.0", "--no-open"])
     assert isinstance(refused.exception, ConfigError)
     assert "--remote" in str(refused.exception)
-    unwritable = runner.invoke(app, ["view", "sample", "-o", str(tmp_path / "none" / "r.html")])
+    unwritable = runner.invoke(app, ["view", "sample", "-o", str(tmp_path / "r.html" / "r.html")])
     assert "name another place" in str(unwritable.exception)
 
 
