@@ -165,6 +165,8 @@ class ParallelConfig:
     """Context-parallel ranks: each computes some of a pack's rows and gathers keys and values of all."""
     dp: int = 1
     """Data-parallel copies of the model: each takes some of a step's packs."""
+    ep: int = 1
+    """Expert-parallel parts of the tp ranks: each holds whole experts; 1: every rank holds a slice of each."""
 
     @property
     def ranks(self) -> int:

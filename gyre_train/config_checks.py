@@ -18,7 +18,7 @@ __all__ = ["check"]
 
 _POSITIVE = (
     *("data.j_max", "data.epochs", "train.executions_per_step", "train.steps_per_burst", "train.lr"),
-    *("pack.tokens", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp"),
+    *("pack.tokens", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp", "parallel.ep"),
     *("output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
 )
 
@@ -61,6 +61,11 @@ def check(config: TrainingConfig) -> None:
         value = getattr(getattr(config, section), key)
         if not 0 < value < math.inf:
             raise ConfigError(f"{name}: wanted a finite number above 0, got {value}; set one")
+    if config.parallel.tp % config.parallel.ep:
+        raise ConfigError(
+            f"parallel.ep = {config.parallel.ep}: wanted a divisor of parallel.tp = {config.parallel.tp}, whose ranks "
+            "share out the experts; set another"
+        )
     for name, below in _FROM_ZERO.items():
         section, _, key = name.partition(".")
         value = getattr(getattr(config, section), key)

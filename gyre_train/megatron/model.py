@@ -17,19 +17,18 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from gyre_data.errors import ConfigError
 from gyre_train.attn.api import RowRanges, tree_attention
 
 from .context import cp_rank, cp_size, gather_rows, merge_edges, own_rows, rows_of
+from .layers import ep_size, layer_spec
 from .logprobs import vocab_parallel_logprobs
+from .shapes import check_supported, expert_settings, head_dim, inverse_frequencies, is_sparse
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from gyre_train.segment_table import SegmentTable
 
 __all__ = [
-    "ARCHITECTURES",
     "TreeGPTModel",
     "TreeSeqParams",
     "build_model",
@@ -47,7 +45,6 @@ __all__ = [
     "stage_forward",
 ]
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Loss edges per slice of the output layer: the logits of one slice are alive at a time, recomputed in backward.
 _EDGE_CHUNK = 4096
 
@@ -63,6 +60,8 @@ class TreeSeqParams(PackedSeqParams):
     source_row_E: torch.Tensor | None = None
     target_id_E: torch.Tensor | None = None
     temperature_E: torch.Tensor | None = None
+    routes: torch.Tensor | None = None
+    """Recorded experts [R, L, K] of this rank's rows, -1 where there are none; None: the router decides."""
 
 
 class RMSNorm(nn.Module):
@@ -123,7 +122,16 @@ class TreeAttention(nn.Module):
 class TreeGPTModel(GPTModel):
     """GPTModel on one packed tree: gives log-probs and entropies [2, E] of its loss edges, or this rank's logits."""
 
-    def __init__(self, config: TransformerConfig, spec: Any, *, inv_freq: torch.Tensor, real_vocab: int, **kw: Any):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        spec: Any,
+        *,
+        inv_freq: torch.Tensor,
+        real_vocab: int,
+        sparse_layers: tuple[bool, ...],
+        **kw: Any,
+    ):
         super().__init__(config, spec, position_embedding_type="rope", **kw)
         self.rotary_pos_emb = PositionRotary(
             config.kv_channels, 1.0, use_cpu_initialization=True, cp_group=self.pg_collection.cp
@@ -132,6 +140,8 @@ class TreeGPTModel(GPTModel):
         # The 'mrope' branch of the stock forward is the one that hands position ids to the rotary module.
         self.position_embedding_type, self.mrope_section = "mrope", None
         self.real_vocab = real_vocab
+        self.sparse_layers = sparse_layers
+        """Which layers of the whole model have experts."""
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Mark embedding and output weights; those of a tied pair in two stages are both filled by `load_hf`.
@@ -200,24 +210,31 @@ class TreeGPTModel(GPTModel):
 
 
 def build_model(
-    hf: PretrainedConfig, *, dtype: torch.dtype = torch.float32, device: str = "cpu", initialize: bool = False
+    hf: PretrainedConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    initialize: bool = False,
+    recompute: bool = False,
 ) -> TreeGPTModel:
     """Build this rank's slice of the model that `hf` describes; groups must be up.
 
-    Weights are left unset for `load_hf` unless `initialize`. Raises ConfigError for a model that cannot be trained
+    Weights are left unset for `load_hf` unless `initialize`. `recompute` keeps only layers' inputs for the backward
+    pass. Raises ConfigError for a model that cannot be trained
     exactly here: another architecture, sliding windows, biases that Megatron has no place for, indivisible layouts.
     """
     tp = int(parallel_state.get_tensor_model_parallel_world_size())
     pp = int(parallel_state.get_pipeline_model_parallel_world_size())
-    _check_supported(hf, tp, pp)
+    check_supported(hf, tp=tp, pp=pp, ep=ep_size())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings of Megatron's own that we do not make
         config = _transformer_config(hf, tp, pp, dtype, device, initialize)
         model = TreeGPTModel(
             config,
-            _spec(config),
-            inv_freq=_inv_freq(hf, _head_dim(hf)),
+            _spec(hf, config),
+            inv_freq=inverse_frequencies(hf),
             real_vocab=hf.vocab_size,
+            sparse_layers=tuple(is_sparse(hf, index) for index in range(hf.num_hidden_layers)),
             vocab_size=-(-hf.vocab_size // tp) * tp,
             max_sequence_length=hf.max_position_embeddings,
             share_embeddings_and_output_weights=hf.tie_word_embeddings,
@@ -225,7 +242,9 @@ def build_model(
             post_process=parallel_state.is_pipeline_last_stage(),
         )
     for name, parameter in model.named_parameters():  # Megatron marks slices only where it also initialises them
-        parameter.tensor_model_parallel = "layernorm" not in name
+        parameter.tensor_model_parallel = "layernorm" not in name and "router" not in name
+    for layer in model.decoder.layers:
+        layer.recompute = recompute
     return model.to(device)
 
 
@@ -238,10 +257,10 @@ def _transformer_config(
         ffn_hidden_size=hf.intermediate_size,
         num_attention_heads=hf.num_attention_heads,
         num_query_groups=hf.num_key_value_heads,
-        kv_channels=_head_dim(hf),
+        kv_channels=head_dim(hf),
         normalization="RMSNorm",
         layernorm_epsilon=hf.rms_norm_eps,
-        qk_layernorm=hf.model_type == "qwen3",
+        qk_layernorm=hf.model_type in ("qwen3", "qwen3_moe"),
         add_qkv_bias=hf.model_type == "qwen2",
         add_bias_linear=False,
         gated_linear_unit=True,
@@ -264,63 +283,18 @@ def _transformer_config(
         apply_rope_fusion=False,
         persist_layer_norm=False,
         cuda_graph_scope=[],
+        **expert_settings(hf),
+        expert_model_parallel_size=ep_size(),
+        expert_tensor_parallel_size=tp // ep_size(),
     )
 
 
-def _spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    parts, attention = layer.submodules, layer.submodules.self_attention.submodules
-    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
-    attention.core_attention = TreeAttention
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * (config.num_layers // config.pipeline_model_parallel_size), layer_norm=RMSNorm
-    )
-
-
-def _head_dim(hf: PretrainedConfig) -> int:
-    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
-
-
-def _inv_freq(hf: PretrainedConfig, head_dim: int) -> torch.Tensor:
-    rope = hf.rope_parameters
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        return 1.0 / (rope["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if kind not in ("linear", "llama3"):
-        raise ConfigError(f"rope_type: wanted default, linear or llama3, the model has {kind}; train another model")
-    inv_freq, _ = ROPE_INIT_FUNCTIONS[kind](hf, None)
-    return inv_freq.float()
-
-
-def _check_supported(hf: PretrainedConfig, tp: int, pp: int) -> None:
-    if hf.model_type not in ARCHITECTURES:
-        raise ConfigError(
-            f"model architecture: wanted one of {', '.join(ARCHITECTURES)}, the folder holds {hf.model_type}; "
-            "use a model of one of these families"
-        )
-    unsupported = [
-        name
-        for name, present in {
-            "sliding windows": getattr(hf, "use_sliding_window", False),
-            "attention_bias": hf.model_type != "qwen2" and getattr(hf, "attention_bias", False),
-            "mlp_bias": getattr(hf, "mlp_bias", False),
-            f"hidden_act {hf.hidden_act}": hf.hidden_act != "silu",
-        }.items()
-        if present
-    ]
-    if unsupported:
-        raise ConfigError(f"this model uses {', '.join(unsupported)}, which is not trained exactly here; use another")
-    if hf.num_hidden_layers % pp:
-        raise ConfigError(
-            f"parallel.pp = {pp}: wanted a divisor of {hf.num_hidden_layers} layers; set another parallel.pp"
-        )
-    if hf.num_key_value_heads % tp or hf.num_attention_heads % tp or hf.intermediate_size % tp:
-        raise ConfigError(
-            f"parallel.tp = {tp}: wanted a divisor of {hf.num_key_value_heads} key-value heads, "
-            f"{hf.num_attention_heads} heads and {hf.intermediate_size} MLP columns; set a smaller parallel.tp"
-        )
+def _spec(hf: PretrainedConfig, config: TransformerConfig) -> TransformerBlockSubmodules:
+    per_stage = config.num_layers // config.pipeline_model_parallel_size
+    first = per_stage * int(parallel_state.get_pipeline_model_parallel_rank())
+    sparse = [is_sparse(hf, index) for index in range(first, first + per_stage)]
+    specs = {kind: layer_spec(config, RMSNorm, TreeAttention, sparse=kind) for kind in set(sparse)}
+    return TransformerBlockSubmodules(layer_specs=[specs[kind] for kind in sparse], layer_norm=RMSNorm)
 
 
 def edge_logprobs(model: nn.Module, pack: Pack, *, backend: str = "segments") -> tuple[torch.Tensor, torch.Tensor]:

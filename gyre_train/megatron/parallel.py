@@ -78,6 +78,8 @@ def model_parallel(parallel: ParallelConfig) -> Iterator[None]:
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
         context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.tp // parallel.ep,
     )
     try:
         yield

@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from gyre_data.errors import ConfigError, CorruptError
 
+from .layers import ep_size
 from .model import TreeGPTModel
 from .parallel import from_stage, gather_shards, is_first_rank, pp_rank, pp_size, tp_rank, tp_size
 
@@ -43,6 +44,8 @@ class _Entry:
     stage: int
     hf_names: tuple[str, ...]
     kind: str  # copy | rows | columns | qkv | gate_up
+    groups: int = 1
+    """Groups of neighbouring tensor-parallel ranks that hold different tensors; `hf_names` are those of all groups."""
 
 
 def _entries(model: TreeGPTModel) -> Iterator[_Entry]:
@@ -68,12 +71,29 @@ def _entries(model: TreeGPTModel) -> Iterator[_Entry]:
                 yield entry(f"{mine}self_attention.{x}_layernorm.weight", "copy", f"{attn}{x}_norm.weight")
         yield entry(mine + "self_attention.linear_proj.weight", "columns", attn + "o_proj.weight")
         yield entry(mine + "pre_mlp_layernorm.weight", "copy", theirs + "post_attention_layernorm.weight")
+        if model.sparse_layers[i]:
+            yield entry(mine + "mlp.router.weight", "copy", theirs + "mlp.gate.weight")
+            yield from _experts(config.num_moe_experts, stage, mine + "mlp.experts.", theirs + "mlp.experts.")
+            continue
         names = (f"{theirs}mlp.{x}_proj.weight" for x in ("gate", "up"))
         yield entry(mine + "mlp.linear_fc1.weight", "gate_up", *names)
         yield entry(mine + "mlp.linear_fc2.weight", "columns", theirs + "mlp.down_proj.weight")
     yield entry("decoder.final_layernorm.weight", "copy", "model.norm.weight")
     if not model.share_embeddings_and_output_weights:
         yield entry("output_layer.weight", "rows", "lm_head.weight")
+
+
+def _experts(num_experts: int, stage: int, mine: str, theirs: str) -> Iterator[_Entry]:
+    """The experts of a layer; with expert parallelism a rank's n-th is another one in every group."""
+    groups = ep_size()
+    local = num_experts // groups
+    for n in range(local):
+        numbers = range(n, num_experts, local)
+        fc1 = tuple(f"{theirs}{e}.{x}_proj.weight" for e in numbers for x in ("gate", "up"))
+        fc2 = tuple(f"{theirs}{e}.down_proj.weight" for e in numbers)
+        for part, kind, names in (("linear_fc1", "gate_up", fc1), ("linear_fc2", "columns", fc2)):
+            name = f"{mine}local_experts.{n}.{part}.weight"
+            yield _Entry(name=name, stage=stage, hf_names=names, kind=kind, groups=groups)
 
 
 def _copies(model: TreeGPTModel) -> Iterator[_Entry]:
@@ -83,9 +103,17 @@ def _copies(model: TreeGPTModel) -> Iterator[_Entry]:
         yield _Entry(name="output_layer.weight", stage=pp_size() - 1, hf_names=embedding, kind="rows")
 
 
+def _own_names(entry: _Entry) -> tuple[str, ...]:
+    """The tensors that this rank holds a slice of."""
+    each = len(entry.hf_names) // entry.groups
+    group = tp_rank() // (tp_size() // entry.groups)
+    return entry.hf_names[group * each : (group + 1) * each]
+
+
 def _slice(entry: _Entry, parts: tuple[torch.Tensor, ...], model: TreeGPTModel) -> torch.Tensor:
     """Return this rank's Megatron tensor of whole Hugging Face tensors."""
-    size, rank = tp_size(), tp_rank()
+    size = tp_size() // entry.groups
+    rank = tp_rank() % size
     match entry.kind:
         case "rows":
             (full,) = parts
@@ -107,6 +135,10 @@ def _slice(entry: _Entry, parts: tuple[torch.Tensor, ...], model: TreeGPTModel) 
 def _join(entry: _Entry, shards: list[torch.Tensor], model: TreeGPTModel) -> tuple[torch.Tensor, ...]:
     """Return the whole Hugging Face tensors of every rank's Megatron tensor: the inverse of `_slice`."""
     config = model.config
+    if entry.groups > 1:
+        size = len(shards) // entry.groups
+        one = replace(entry, groups=1)
+        return tuple(x for g in range(entry.groups) for x in _join(one, shards[g * size : (g + 1) * size], model))
     match entry.kind:
         case "rows":
             return (torch.cat(shards)[: model.real_vocab],)
@@ -151,10 +183,10 @@ def import_tensors(
             if entry.stage != pp_rank():
                 continue
             target = own[entry.name]
-            local = _slice(entry, tuple(read(name) for name in entry.hf_names), model)
+            local = _slice(entry, tuple(read(name) for name in _own_names(entry)), model)
             if local.shape != target.shape:
                 raise CorruptError(
-                    f"{', '.join(entry.hf_names)}: wanted shape {tuple(target.shape)} on this rank, the file gives "
+                    f"{', '.join(_own_names(entry))}: wanted shape {tuple(target.shape)} on this rank, the file gives "
                     f"{tuple(local.shape)}; its config.json does not belong to these weights"
                 )
             target.copy_(local)

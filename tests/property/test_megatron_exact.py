@@ -35,6 +35,14 @@ ARCHITECTURES = {
     "qwen3": {"tie_word_embeddings": False},
     "qwen2": {"tie_word_embeddings": True},
     "llama": {"tie_word_embeddings": False},
+    "qwen3_moe": {
+        "tie_word_embeddings": False,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
 }
 
 
@@ -71,6 +79,9 @@ def random_tensor(kind: str, name: str) -> torch.Tensor:
         "o_proj": (h, 16), "gate_proj": (24, h), "up_proj": (24, h), "down_proj": (h, 24),
         "q_norm": (4,), "k_norm": (4,),
     }  # fmt: skip
+    if "experts" in name:
+        shapes |= {"gate_proj": (12, h), "up_proj": (12, h), "down_proj": (h, 12)}
+    shapes["gate"] = (6, h)
     part, suffix = name.split(".")[-2:]
     shape = shapes.get(part, (h,))
     shape = shape[:1] if suffix == "bias" else shape
@@ -233,7 +244,7 @@ def test_two_ranks_equal_one() -> None:
                 for dtype, backend in CASES:
                     check_two_ranks(kind, dtype, backend, one_folder)
         one = {path.stem: torch.load(path) for path in one_folder.glob("*.pt")}
-    assert len(one) == len(two) == 6
+    assert len(one) == len(two) == 8
     for case, figures in one.items():
         bound = BOUND[torch.float64 if "64" in case else torch.float32]
         for name, value in figures.items():

@@ -22,11 +22,17 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
+EXPERTS = {
+    "model_type": "qwen3_moe", "head_dim": 24, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+    "num_hidden_layers": 3,
+}  # fmt: skip
 VARIANTS = {
     "llama": {"model_type": "llama", "tie_word_embeddings": False},
     "llama3-rope": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 24},
+    "moe": EXPERTS | {"norm_topk_prob": True},
+    "moe-plain": EXPERTS | {"norm_topk_prob": False, "mlp_only_layers": [1]},
 }
 
 
@@ -130,7 +136,7 @@ def test_models_that_cannot_be_trained_exactly_are_refused(tmp_path: Path) -> No
     hf_model(tmp_path / "hf", "qwen2", use_sliding_window=True)
     with pytest.raises(ConfigError, match=r"sliding windows.*use another"):
         build_model(AutoConfig.from_pretrained(tmp_path / "hf"))
-    with pytest.raises(ConfigError, match=r"llama, qwen2, qwen3.*gpt2"):
+    with pytest.raises(ConfigError, match=r"llama, qwen2, qwen3, qwen3_moe.*gpt2"):
         build_model(AutoConfig.for_model("gpt2"))
 
 
