@@ -124,11 +124,17 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
         f"tokens     packed {found.packed_tokens:,}  unpacked {found.unpacked_tokens:,}  ({saved:.2f}x)  "
         f"packs {found.packs:,}"
     )
-    typer.echo(f"compute    {found.flops:.3g} FLOPs, forward and backward")
+    typer.echo(f"compute    {found.flops:.3g} FLOPs, forward and backward{_parameters(found)}")
     _show_memory(found.memory)
     for level, reasons in found.excluded.items():
         if told := ", ".join(f"{reason} {n:,}" for reason, n in reasons.items() if n):
             typer.echo(f"left out   {level}: {told}")
+
+
+def _parameters(found: Forecast) -> str:
+    if found.active_parameters == found.parameters:
+        return f" of {found.parameters:,} parameters"
+    return f";\n           a token passes {found.active_parameters:,} of {found.parameters:,} parameters"
 
 
 def _show_memory(memory: Memory) -> None:

@@ -39,9 +39,11 @@ class ModelConfig:
     """The policy that is trained."""
 
     path: str = ""
-    """Hugging Face folder (Llama, Qwen2, Qwen3) or a checkpoint of an earlier training run."""
+    """Hugging Face folder (Llama, Qwen2, Qwen3, Qwen3-MoE) or a checkpoint of an earlier training run."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Type of weights and activations; below float32 the optimiser keeps float32 copies."""
+    router_replay: Literal["none", "R3"] = "none"
+    """`R3`: tokens go to the experts that the engine recorded for them, not to those the router would choose now."""
     device: str = "cpu"
     """`cpu` (gloo) or `cuda` (nccl; written, not yet verified)."""
 
@@ -167,6 +169,8 @@ class ParallelConfig:
     """Data-parallel copies of the model: each takes some of a step's packs."""
     ep: int = 1
     """Expert-parallel parts of the tp ranks: each holds whole experts; 1: every rank holds a slice of each."""
+    recompute: Literal["none", "full"] = "none"
+    """`full`: keep only each layer's input for the backward pass and run the layer again there."""
 
     @property
     def ranks(self) -> int:

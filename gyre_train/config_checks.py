@@ -42,6 +42,11 @@ def check(config: TrainingConfig) -> None:
     if not data.runs and not data.chat:
         raise ConfigError("data: wanted recorded runs or chat files, got neither; set data.runs or data.chat")
     check_backend(config.pack.attention, device=config.model.device, dtype=config.model.dtype)
+    if config.model.router_replay != "none" and not data.runs:
+        raise ConfigError(
+            f"model.router_replay = {config.model.router_replay} has no effect on chat files, which no engine routed; "
+            "remove it"
+        )
     _check_mix(data)
     _check_loss(config)
     check_publish(config.publish)

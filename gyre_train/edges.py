@@ -60,6 +60,8 @@ class Edges:
     """Index into `gyre_train.pack.ROLES` of the owner trajectory's agent role."""
     version_E: Tensor
     """Steps of this training run whose weights sampled the token; -1 unknown."""
+    replayed_E: Tensor | None = None
+    """Whether the row that predicts the token goes to recorded experts; None when nothing is replayed."""
 
 
 def edges_of(
@@ -77,6 +79,7 @@ def edges_of(
     """
     old = pack.logp_behaviour_E if Anchor(anchor) is Anchor.BEHAVIOUR else pack.logp_old_E
     whole = Ratio(ratio) is Ratio.EXECUTION
+    routes_TLK = pack.routes_TLK
 
     def tensor(array: Any, kind: torch.dtype = dtype) -> Tensor:
         return torch.as_tensor(array, dtype=kind, device=device)
@@ -92,4 +95,5 @@ def edges_of(
         logp_reference_E=None,
         role_E=tensor(pack.role_E, torch.int64),
         version_E=tensor(pack.version_E, torch.int64),
+        replayed_E=None if routes_TLK is None else tensor((routes_TLK[pack.source_row_E] >= 0).any((1, 2)), torch.bool),
     )

@@ -35,7 +35,7 @@ class Memory:
     pack_tokens: int
     """Tokens of the largest pack."""
     activation_bytes: int
-    """Activations and logits of that pack, nothing recomputed."""
+    """Activations and logits of that pack; with `parallel.recompute = full` layers' inputs and one layer."""
     device_bytes: int | None
     """Memory of the device; None when it cannot be asked."""
     fitting_tokens: int | None
@@ -68,7 +68,11 @@ class Forecast:
     edges: int
     """Trained tokens."""
     flops: int
-    """Forward and backward, by formula."""
+    """Forward and backward, by formula; what is recomputed is not counted."""
+    parameters: int
+    """Of the whole model."""
+    active_parameters: int
+    """Those that a token passes: fewer only for a mixture of experts."""
     memory: Memory
 
 
@@ -100,13 +104,16 @@ def forecast(config: TrainingConfig) -> Forecast:
         unpacked_tokens=total["unpacked_tokens"],
         edges=total["edges"],
         flops=total["flops"],
+        parameters=shape.num_parameters(),
+        active_parameters=shape.num_parameters(active=True),
         memory=_memory(config, shape, *largest),
     )
 
 
 def _held(shape: ModelShape, config: TrainingConfig, pack: Pack) -> int:
     rows = len(pack.logit_row_U)
-    return _WIDTH[config.model.dtype] * activation_bytes(shape, pack.num_tokens, recompute=False, logit_rows=rows)
+    recompute = config.parallel.recompute == "full"
+    return _WIDTH[config.model.dtype] * activation_bytes(shape, pack.num_tokens, recompute=recompute, logit_rows=rows)
 
 
 def _memory(config: TrainingConfig, shape: ModelShape, held: int, tokens: int) -> Memory:

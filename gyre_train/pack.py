@@ -19,6 +19,7 @@ import numpy as np
 
 from gyre_data.errors import AlignmentError, DataError
 from gyre_data.schema import AgentRole
+from gyre_train.routes import check_routes, joined_routes
 from gyre_train.segment_table import Array, SegmentTable, check_array
 
 __all__ = ["ROLES", "Array", "Pack", "Piece", "SegmentTable", "TrajectoryInput", "TreeInput", "lay_out", "node_values"]
@@ -60,6 +61,8 @@ class TreeInput:
     """A teacher's log-probabilities, aligned with `ids`; None where it gave none."""
     version: tuple[Array | None, ...] | None = None
     """Optimiser steps of this training run behind the weights that sampled each token; -1 or None where unknown."""
+    routes: tuple[Array | None, ...] | None = None
+    """Recorded experts per node, integers [tokens, layers, experts per token], -1 where a token has none."""
     num_tokens_N: Array = field(init=False)
     """Tokens per node."""
 
@@ -83,6 +86,8 @@ class TreeInput:
             for node, value in enumerate(values):
                 if value is not None:
                     check_array(f"{name}[{node}]", value, kind, len(self.ids[node]))
+        if self.routes is not None:
+            check_routes(self.routes, self.num_tokens_N)
         for index, trajectory in enumerate(self.trajectories):
             self._check_trajectory(index, trajectory)
 
@@ -169,6 +174,8 @@ class Pack:
     tree_E: Array
     node_E: Array
     offset_E: Array
+    routes_TLK: Array | None = None
+    """Recorded experts of each row, -1 where there are none; None: nothing is replayed."""
 
     @property
     def num_tokens(self) -> int:
@@ -210,6 +217,7 @@ class _Layout:
     def __init__(self) -> None:
         self.ids: list[Array] = []
         self.depths: list[int] = []
+        self.routes: dict[int, Array] = {}
         self.start: list[int] = []
         self.end: list[int] = []
         self.parent: list[int] = []
@@ -277,6 +285,8 @@ def _lay_tree(layout: _Layout, tree: TreeInput, needed_N: Array) -> _Rows:
             first_row[node], last = layout.num_rows, layout.num_rows + len(ids) - 1
             segment = layout.add(ids, depth, segment, extends)
             is_open[node] = single
+            if tree.routes is not None and (routes := tree.routes[node]) is not None:
+                layout.routes[first_row[node]] = routes
         else:
             is_open[node] = single and extends
         segment_of[node], end_depth[node], last_row[node] = segment, depth + len(ids), last
@@ -377,6 +387,7 @@ def lay_out(trees: Sequence[TreeInput], pieces: Sequence[Piece], *, share: bool 
         ids_T=_joined(layout.ids, np.int64),
         position_T=layout.positions(),
         segments=layout.table(),
+        routes_TLK=joined_routes(layout.routes, layout.num_rows),
         **joined,
     )
 

@@ -23,6 +23,7 @@ from gyre_data.types import PolicyVersion
 from .config import TrainingConfig
 from .lineage import Lineage
 from .pack import Array, TrajectoryInput, TreeInput
+from .routes import RecordedRoutes, recorded_routes
 from .teacher import teacher_logprobs
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Facts:
     own: Lineage | None
     teacher: Mapping[str, Array] | None
     """A teacher's log-probs by node id."""
+    routes: RecordedRoutes | None
+    """Experts to replay."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +114,9 @@ def admitted(
     groups: list[Group] = []
     for run in runs:
         teacher = teacher_logprobs(run, config.loss.teacher_name) if config.loss.teacher else None
-        facts = Facts(run=run, forest=Forest(run), policy=rl, vocab=vocab, own=own, teacher=teacher)
+        replayed = config.model.router_replay == "R3"
+        routes = recorded_routes(run, config.model.path) if replayed else None
+        facts = Facts(run=run, forest=Forest(run), policy=rl, vocab=vocab, own=own, teacher=teacher, routes=routes)
         for part in _parts(run, held_out, counts["executions"]):
             found = admit(
                 run, j_max=data.j_max, count=data.count, evaluators=evaluators, scale=data.scale,
@@ -221,7 +226,12 @@ def _tree_input(execution: RecordedExecution, number: int) -> TreeInput:
         logp_behaviour=tuple(recorded),
         logp_teacher=None if facts.teacher is None else tuple(facts.teacher.get(name) for name in tree.node_id),
         version=_own_steps(execution, tree, facts.own) if facts.own else None,
+        routes=None if facts.routes is None else _routes(tree, facts.routes),
     )
+
+
+def _routes(tree: Tree, routes: RecordedRoutes) -> tuple[Array | None, ...]:
+    return tuple(routes.of(name, int(num)) for name, num in zip(tree.node_id, tree.num_tokens_N, strict=True))
 
 
 def _own_steps(execution: RecordedExecution, tree: Tree, own: Lineage) -> tuple[Array | None, ...]:

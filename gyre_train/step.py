@@ -57,8 +57,9 @@ class Learner:
         self._config, self._anchor = config, anchor
         dtype = getattr(torch, config.model.dtype)
         self.model = build_model(
-            AutoConfig.from_pretrained(checkpoint or config.model.path), dtype=dtype, device=config.model.device
-        )
+            AutoConfig.from_pretrained(checkpoint or config.model.path), dtype=dtype, device=config.model.device,
+            recompute=config.parallel.recompute == "full",
+        )  # fmt: skip
         self.dtype = torch.promote_types(dtype, torch.float32)
         settings = config.train
         self._burst: Mapping[str, torch.Tensor] | None = None

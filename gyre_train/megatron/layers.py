@@ -47,7 +47,7 @@ class TreeLayer(TransformerLayer):
         def run(*args: Any, **kwargs: Any) -> Any:
             if isinstance(self.mlp, TreeMoELayer):
                 routes = packed_seq_params.routes
-                self.mlp.router.routes_TK = None if routes is None else routes[:, self.layer_number - 1]
+                self.mlp.router.routes_TK = None if routes is None else routes[:, self.layer_number - 1].long()
             return super(TreeLayer, self).forward(*args, packed_seq_params=packed_seq_params, **kwargs)
 
         if not (self.recompute and torch.is_grad_enabled()):
@@ -60,7 +60,7 @@ class TreeRouter(TopKRouter):
 
     With probabilities s over all experts and the set S of a token's K experts, the weight of an expert in S is
     s_i, or s_i / sum_{j in S} s_j where the model normalises them. Replay changes S only: weights are the present
-    router's, and gradients flow through them (arXiv:2510.11370, section 4; megatron-core's RouterReplay does the same).
+    router's, and gradients flow through them (R3, arXiv:2510.11370; megatron-core's RouterReplay gathers the same).
     """
 
     routes_TK: torch.Tensor | None = None

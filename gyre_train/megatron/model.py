@@ -315,11 +315,12 @@ def stage_forward(
     `hidden` is the stage before's output, None in the first one.
     """
     device = next(model.parameters()).device
-    ids_T, position_T, rows = pack.ids_T, pack.position_T, None
+    ids_T, position_T, routes_TLK, rows = pack.ids_T, pack.position_T, pack.routes_TLK, None
     if cp_size() > 1:
         rows = rows_of(pack.num_tokens, cp_rank(), cp_size())
         own_R = own_rows(pack.num_tokens).numpy()
         ids_T, position_T = ids_T[own_R], position_T[own_R]
+        routes_TLK = None if routes_TLK is None else routes_TLK[own_R]
     extra = TreeSeqParams(
         qkv_format="sbhd",
         segments=pack.segments,
@@ -328,6 +329,7 @@ def stage_forward(
         source_row_E=_to_device(pack.source_row_E, device).long(),
         target_id_E=_to_device(pack.target_id_E, device).long(),
         temperature_E=_to_device(pack.temperature_E, device),
+        routes=None if routes_TLK is None else _to_device(routes_TLK, device),
     )
     if hidden is not None:
         getattr(model, "module", model).set_input_tensor(hidden)

@@ -4,10 +4,13 @@ One process equals the trajectories run alone (test_megatron_exact), so the layo
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 
 from gyre_train.config import ParallelConfig, TrainingConfig
@@ -18,39 +21,49 @@ from gyre_train.pack import Pack, Piece, TreeInput, lay_out
 from gyre_train.step import Learner, StepWork
 from tests.support.exactness import BOUND
 from tests.support.ranks import fork_ranks
-from tests.support.training import config, tiny_model
+from tests.support.training import config, tiny_experts, tiny_model
 from tests.support.tree_inputs import make_tree
 
 CASES = (
     ("tied", "float64", "sequence", Anchor.BEHAVIOUR),
     ("tied", "float32", "token", Anchor.BURST),
     ("untied", "float64", "execution", Anchor.BURST),
+    ("experts", "float64", "sequence", Anchor.BURST),
 )
 LAYOUTS = {
     "dp4": (ParallelConfig(dp=4), (0, 1)),
     "pp4": (ParallelConfig(pp=4), (0,)),
     "cp4": (ParallelConfig(cp=4), (1,)),
     "tp2-dp2": (ParallelConfig(tp=2, dp=2), (2,)),
-    "tp2-pp2": (ParallelConfig(tp=2, pp=2), (0,)),
+    "tp2-pp2": (ParallelConfig(tp=2, pp=2), (0, 3)),
     "tp2-cp2": (ParallelConfig(tp=2, cp=2), (2,)),
     "pp2-dp2": (ParallelConfig(pp=2, dp=2), (2,)),
-    "pp2-cp2": (ParallelConfig(pp=2, cp=2), (0,)),
+    "pp2-cp2": (ParallelConfig(pp=2, cp=2), (0, 3)),
     "cp2-dp2": (ParallelConfig(cp=2, dp=2), (0,)),
+    "tp2-ep2-dp2": (ParallelConfig(tp=2, ep=2, dp=2), (3,)),
 }
-"""Each with the numbers of the cases it takes."""
+"""Each with the numbers of the cases it takes. Experts replay recorded routes, and layers are recomputed with them."""
 SAVING = "tp2-pp2"
 
 
-def executions() -> list[TreeInput]:
+def executions(routes: bool) -> list[TreeInput]:
     parents, lengths = [-1, 0, 1, 2, 1, 4, 0, 6, -1, 8], [4, 3, 2, 3, 0, 2, 3, 4, 3, 2]
     wide = make_tree(parents, lengths, [node % 2 == 1 for node in range(10)], execution=3, seed=5)
     deep = make_tree([-1, 0, 1, 2, 2], [3, 4, 2, 3, 3], [False, True, False, True, True], execution=9, seed=6)
-    return [wide, deep]
+    return [with_routes(tree) if routes else tree for tree in (wide, deep)]
 
 
-def packs() -> tuple[Pack, ...]:
+def with_routes(tree: TreeInput) -> TreeInput:
+    """Two of four experts in two layers, for the tokens of every third node none."""
+    rng = np.random.default_rng(tree.execution)
+    sizes = enumerate(tree.num_tokens_N)
+    drawn = (None if node % 3 == 2 else rng.permuted(np.tile(np.arange(4), (n, 2, 1)), axis=-1) for node, n in sizes)
+    return replace(tree, routes=tuple(None if x is None else x[..., :2].astype(np.int16) for x in drawn))
+
+
+def packs(routes: bool = False) -> tuple[Pack, ...]:
     """Packs of different lengths; some trajectories lie in two, one pack holds both trees."""
-    trees, out = executions(), []
+    trees, out = executions(routes), []
     for tree, t in ((0, 0), (0, 1), (1, 0)):
         owned = trees[tree].trajectories[t].owned_O
         for part in (owned[:1], owned[1:]):
@@ -68,6 +81,8 @@ def packs() -> tuple[Pack, ...]:
 def settings(root: Path, case: tuple[str, str, str, Anchor]) -> TrainingConfig:
     model, dtype, kind, anchor = case
     more = () if anchor is Anchor.BEHAVIOUR else ("--train.anchor=burst", "--train.steps_per_burst=2")
+    if model == "experts" and dist.get_world_size() > 1:
+        more += ("--parallel.recompute=full",)
     return config(
         root / model, root / "out", f"--model.dtype={dtype}", f"--loss.kind={kind}", "--loss.clip_low=0.01",
         "--loss.clip_high=100.0", "--train.clip_grad=0.01", "--loss.kl=0.1", "--train.weight_decay=0.1", *more,
@@ -87,7 +102,7 @@ def found(root: Path, case: tuple[str, str, str, Anchor], save: bool = False) ->
     learner = Learner(settings(root, case), case[3], None)
     out: dict[str, torch.Tensor] = {}
     for step in (1, 2):
-        figures = learner.step(StepWork(step=step, packs=packs(), num_executions=2, lr=1e-2))
+        figures = learner.step(StepWork(step=step, packs=packs(case[0] == "experts"), num_executions=2, lr=1e-2))
         figures.pop("seconds")
         assert figures["grad_norm"] > 0.01
         out |= {f"{name} of step {step}": torch.tensor([value]) for name, value in figures.items()}
@@ -97,7 +112,7 @@ def found(root: Path, case: tuple[str, str, str, Anchor], save: bool = False) ->
             if case[1] == "float32":  # Adam divides by a gradient's own size, so rounding does not stay small
                 return out
     if save:
-        learner.save(root / "checkpoints", 2, {"step": 2})
+        learner.save(root / "checkpoints" / case[0], 2, {"step": 2})
     return out | whole_state(learner)
 
 
@@ -119,6 +134,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     described = tiny_model(folder / "tied", arch="qwen2", layers=4) / "config.json"
     described.write_text(json.dumps(json.loads(described.read_text()) | {"tie_word_embeddings": True}))
     tiny_model(folder / "untied", arch="qwen3", layers=2)
+    tiny_experts(folder / "experts")
     return folder
 
 
@@ -131,9 +147,11 @@ def test_every_layout_equals_one_process(root: Path) -> None:
     for name, (_, cases) in LAYOUTS.items():
         for number in cases:
             same(torch.load(root / f"{name}.{number}.pt"), alone[number], CASES[number][1])
-    with groups():
-        resumed = whole_state(Learner(settings(root, CASES[0]), CASES[0][3], root / "checkpoints/step-00000002"))
-    same(resumed, {name: alone[0][name] for name in resumed}, "float64")
+    for number in LAYOUTS[SAVING][1]:
+        folder = root / "checkpoints" / CASES[number][0] / "step-00000002"
+        with groups():
+            resumed = whole_state(Learner(settings(root, CASES[number]), CASES[number][3], folder))
+        same(resumed, {name: alone[number][name] for name in resumed}, "float64")
 
 
 def same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], dtype: str) -> None:

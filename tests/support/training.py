@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gyre_data.types import VersionSpan
 from gyre_train.config import TrainingConfig, load_config
@@ -23,6 +23,21 @@ TEXTS = ("the quick brown fox jumps over the lazy dog and says hello to all of t
 
 def tiny_model(folder: Path, **more: Any) -> Path:
     return make_tiny(folder, vocab=VOCAB, hidden=32, heads=4, kv_heads=2, context=512, texts=TEXTS, **more)
+
+
+def tiny_experts(folder: Path, **more: Any) -> Path:
+    """The same tokenizer with a Qwen3-MoE, as transformers writes one."""
+    tiny_model(folder)
+    sizes = json.loads((folder / "config.json").read_text())
+    kept = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_parameters")
+    settings = {key: sizes[key] for key in kept} | {
+        "intermediate_size": 48, "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2,
+        "norm_topk_prob": True, "num_hidden_layers": 2, "max_position_embeddings": 512, "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **settings | more)).save_pretrained(folder)
+    return folder
 
 
 def recorded_run(folder: Path, model: Path, *, groups: int = 2, size: int = 2, shift: float = 0.0) -> Path:
