@@ -110,7 +110,7 @@ def test_edges_have_their_own_temperature_and_slices_change_nothing(
     pack = SimpleNamespace(
         ids_T=rng.integers(0, 97, 20), position_T=np.arange(20), segments=one_row(20),
         source_row_E=np.array([3, 3, 9, 18]), target_id_E=np.array([96, 5, 0, 41]),
-        temperature_E=np.array([1.0, 0.5, 2.0, 0.7], np.float32),
+        temperature_E=np.array([1.0, 0.5, 2.0, 0.7], np.float32), routes_TLK=None,
     )  # fmt: skip
     logits = full_logits(model, pack.ids_T, pack.position_T, pack.segments, backend="reference")
     scaled = logits[pack.source_row_E] / torch.from_numpy(pack.temperature_E)[:, None]
