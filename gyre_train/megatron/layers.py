@@ -41,18 +41,27 @@ class TreeLayer(TransformerLayer):
     recompute = False
     """Keep only the layer's input for the backward pass and run the layer again there."""
 
-    def forward(self, *args: Any, packed_seq_params: Any, **kwargs: Any) -> Any:
+    def forward(self, hidden_states: torch.Tensor, *, packed_seq_params: Any, **more: Any) -> Any:
         """As the stock layer. Routes are set here, so that a recomputation sees those of its own pack."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(hidden_states: torch.Tensor) -> Any:
             if isinstance(self.mlp, TreeMoELayer):
-                routes = packed_seq_params.routes
-                self.mlp.router.routes_TK = None if routes is None else routes[:, self.layer_number - 1].long()
-            return super(TreeLayer, self).forward(*args, packed_seq_params=packed_seq_params, **kwargs)
+                self.mlp.router.routes_TK = self._own_routes(packed_seq_params.routes, len(hidden_states))
+            return super(TreeLayer, self).forward(hidden_states, packed_seq_params=packed_seq_params, **more)
 
         if not (self.recompute and torch.is_grad_enabled()):
-            return run(*args, **kwargs)
-        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return run(hidden_states)
+        return checkpoint(run, hidden_states, use_reentrant=False, preserve_rng_state=False)
+
+    def _own_routes(self, routes_TLK: torch.Tensor | None, num_rows: int) -> torch.Tensor | None:
+        """This layer's, for the rows in hand: under sequence parallelism a rank's part of the padded rows."""
+        if routes_TLK is None:
+            return None
+        routes_TK = routes_TLK[:, self.layer_number - 1].long()
+        if not self.config.sequence_parallel:
+            return routes_TK
+        size, rank = self.pg_collection.tp.size(), self.pg_collection.tp.rank()
+        return F.pad(routes_TK, (0, 0, 0, num_rows * size - len(routes_TK)), value=-1).chunk(size)[rank]
 
 
 class TreeRouter(TopKRouter):

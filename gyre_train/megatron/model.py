@@ -25,10 +25,10 @@ from torch.utils.checkpoint import checkpoint
 
 from gyre_train.attn.api import RowRanges, tree_attention
 
+from .architecture import check_supported, expert_settings, head_dim, inverse_frequencies, is_sparse
 from .context import cp_rank, cp_size, gather_rows, merge_edges, own_rows, rows_of
 from .layers import ep_size, layer_spec
 from .logprobs import vocab_parallel_logprobs
-from .shapes import check_supported, expert_settings, head_dim, inverse_frequencies, is_sparse
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -220,8 +220,8 @@ def build_model(
     """Build this rank's slice of the model that `hf` describes; groups must be up.
 
     Weights are left unset for `load_hf` unless `initialize`. `recompute` keeps only layers' inputs for the backward
-    pass. Raises ConfigError for a model that cannot be trained
-    exactly here: another architecture, sliding windows, biases that Megatron has no place for, indivisible layouts.
+    pass. Raises ConfigError for a model that cannot be trained exactly here: another architecture, sliding windows,
+    biases that Megatron has no place for, indivisible layouts.
     """
     tp = int(parallel_state.get_tensor_model_parallel_world_size())
     pp = int(parallel_state.get_pipeline_model_parallel_world_size())
