@@ -116,10 +116,12 @@ class ListColumn:
         chunk_R = self.chunk_of(rows)
         for chunk in np.unique(chunk_R).tolist():
             if chunk not in self._finite:
-                self._finite[chunk] = bool(np.isfinite(self._of(chunk)[1]).all())
+                self._finite[chunk] = _all_finite(self._chunks[chunk].values)
         out = np.array([self._finite[chunk] for chunk in chunk_R.tolist()], np.bool_)
         for i in np.flatnonzero(~out).tolist():
-            out[i] = bool(np.isfinite(self[int(rows[i])]).all())
+            chunk = int(chunk_R[i])
+            row = self._chunks[chunk].slice(int(rows[i]) - int(self._starts[chunk]), 1)
+            out[i] = _all_finite(pc.list_flatten(row))
         return out
 
     def _of(self, chunk: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -130,3 +132,8 @@ class ListColumn:
     @cached_property
     def _starts(self) -> Rows:
         return np.cumsum([0, *(len(chunk) for chunk in self._chunks)])
+
+
+def _all_finite(values: pa.Array) -> bool:
+    """Whether all are finite numbers. What `lean` has for numbers says so itself."""
+    return bool(pc.all(values if pa.types.is_boolean(values.type) else pc.is_finite(values), min_count=0).as_py())

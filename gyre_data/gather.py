@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
-__all__ = ["Gathered"]
+__all__ = ["AT_ONCE", "Gathered", "is_small"]
 
-_SMALL_ROWS, _AT_ONCE = 64, 128
+_SMALL_ROWS = 64
+AT_ONCE = 128
+"""Small batches that become one chunk."""
 
 
 class Gathered:
@@ -42,15 +44,16 @@ class Gathered:
         return pa.concat_tables([*self._done, *rest])
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        if self._open and (_is_small(batch) != _is_small(self._open[0]) or len(self._open) == _AT_ONCE):
+        if self._open and (is_small(batch) != is_small(self._open[0]) or len(self._open) == AT_ONCE):
             table = self._table_of(self._open)
-            self._done.append(_joined(table) if _is_small(self._open[0]) else table)
+            self._done.append(_joined(table) if is_small(self._open[0]) else table)
             self._open = []
         self._open.append(batch)
         self._last, self._count = batch, self._count + 1
 
 
-def _is_small(batch: pa.RecordBatch) -> bool:
+def is_small(batch: pa.RecordBatch) -> bool:
+    """Whether a batch is one of the many that single commits leave."""
     return bool(batch.num_rows < _SMALL_ROWS)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ class RemoteRun(Run):
     def _map_sealed(self, current: manifests.Manifest) -> dict[tuple[str, str], pa.Buffer]:
         return {}  # nothing is fetched before its table is asked for
 
-    def _open_sealed(self, name: str, sealed: Sealed) -> Batches:
+    def _open_sealed(self, name: str, sealed: Sealed, columns: Collection[str] | None = None) -> Batches:
         where = f"{self.url}/{name}/{sealed.name}"
         try:
             data = pa.py_buffer(self._read(f"{name}/{sealed.name}"))
@@ -121,7 +122,7 @@ class RemoteRun(Run):
             raise CorruptError(
                 f"{where}: manifest {self.manifest_number} names this segment, but it is not there; copy it there"
             ) from None
-        return iter_sealed(data, sealed, where, full=True)
+        return iter_sealed(data, sealed, where, full=True, columns=columns)
 
 
 def _file_system(url: str) -> tuple[Any, str]:

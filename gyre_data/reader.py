@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from .removed import nodes_of, visible
 from .run_info import read_info
 from .schema import arrow_schema, conform
 from .schema import table as declared_table
-from .segment import OpenSegment, Sealed, check_bytes, iter_sealed, map_file, read_open
+from .segment import OpenSegment, Sealed, check_bytes, iter_sealed, map_file, projected, read_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -254,6 +254,21 @@ class Run:
                 found.append((stem, self._growing[name, stem].table()))
         return found
 
+    def segments(self, name: str, columns: Collection[str]) -> list[Callable[[], Batches]]:
+        """The segments of `stored`, in order, each as a function that reads `columns` of it, a batch at a time.
+
+        A column that an older writer did not have is not there. Nothing is kept: what a cold segment unpacks to goes
+        when the caller lets go of the batch.
+        """
+        found: list[Callable[[], Batches]] = [
+            partial(self._open_sealed, name, sealed, columns) for sealed in self._manifest.sealed.get(name, ())
+        ]
+        for stem in self._manifest.open.get(name, ()):
+            part = self._open[name, stem]
+            if part.schema is not None:
+                found.append(partial(_selected, part, projected(part.schema, columns)))
+        return found
+
     def shown(self, name: str, rows: pa.Table) -> pa.Table:
         """`rows` of table `name` without those of removed executions."""
         return visible(name, rows, self._manifest.removed, self._hidden_nodes)
@@ -296,9 +311,9 @@ class Run:
                 f"{where}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
             ) from error
 
-    def _open_sealed(self, name: str, sealed: Sealed) -> Batches:
+    def _open_sealed(self, name: str, sealed: Sealed, columns: Collection[str] | None = None) -> Batches:
         where = f"{self.path / name / sealed.name}"
-        return iter_sealed(self._bytes(name, sealed), sealed, where, full=name not in _LARGE)
+        return iter_sealed(self._bytes(name, sealed), sealed, where, full=name not in _LARGE, columns=columns)
 
     def blob(self, blob_id: str) -> bytes:
         """The plain bytes of a blob, checked against their own hash; KeyError when the run does not hold it."""
@@ -326,9 +341,18 @@ def unpack_blob(blob_id: str, codec: str, num_bytes: int, data: pa.Buffer) -> by
         raise CorruptError(f"blob {blob_id}: wanted zstd data, got damage ({error}); run `gyre verify`") from error
 
 
-def conformed(name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> pa.Table:
-    """One segment of table `name` with this release's columns; SchemaError if it is of another table or newer major."""
+def conformed(
+    name: str, schema: pa.Schema, batches: list[pa.RecordBatch], columns: Collection[str] | None = None
+) -> pa.Table:
+    """One segment of table `name` with this release's columns, or those of them in `columns`.
+
+    SchemaError if it is of another table or newer major.
+    """
     stamp = json.loads((schema.metadata or {}).get(b"gyre", b"{}"))
     if stamp.get("table", name) != name:
         raise SchemaError(f"wanted a segment of table {name}, got one of {stamp['table']}; it lies in the wrong folder")
-    return conform(name, pa.Table.from_batches(batches, schema))
+    return conform(name, pa.Table.from_batches(batches, schema), columns)
+
+
+def _selected(part: OpenSegment, schema: pa.Schema) -> Batches:
+    return schema, (batch.select(schema.names) for batch in part.batches)

@@ -21,9 +21,11 @@ from .errors import ConfigError
 from .execution import ExecutionInfo, executions
 from .forecast import J_MAX, Forecast, forecast
 from .hosted import Hosted, Prices, hosted
+from .lean import Lean
 from .mismatch import Mismatch, mismatch
 from .node_rows import NodeRows
 from .outages import Outage, evaluator_name, outages
+from .reader import Run
 from .schema import ScoreStatus
 from .scores import scores_by_execution
 from .staleness import Staleness, staleness
@@ -124,7 +126,8 @@ def stats(
     staleness and mismatch of what it consumed; ConfigError when it has no step. `model` asks for a forecast: a name of
     `model_shapes.MODELS`, or a folder with config.json.
     """
-    every: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
+    given: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
+    every: list[Tables] = [Lean(run) if isinstance(run, Run) else run for run in given]
     if trainer is not None and not len(trainer.table("steps")):
         raise ConfigError(
             f"wanted the folder of a training run, {getattr(trainer, 'path', 'this one')} holds no step yet; give the "
@@ -167,7 +170,7 @@ def stats(
         branch_shapes=branch_shapes(nodes),
         outages=tuple(failed),
         staleness=staleness(nodes, trainer=trainer),
-        mismatch=mismatch(every, trainer=trainer),
+        mismatch=mismatch(given, trainer=trainer),
         tools=by_tool(nodes) if messages <= TOOL_MESSAGES else None,
         tool_messages=messages,
         forecast=None if model is None else forecast(every, model, caps=sorted({*J_MAX, j_max or J_MAX[0]})),

@@ -11,6 +11,7 @@ A missing value is null, never a default.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -564,8 +565,8 @@ def arrow_schema(name: str) -> pa.Schema:
     return pa.schema(fields, metadata={"gyre": stamp})
 
 
-def conform(name: str, data: pa.Table) -> pa.Table:
-    """Return `data`, as read from a segment, with exactly the columns of table `name`.
+def conform(name: str, data: pa.Table, columns: Collection[str] | None = None) -> pa.Table:
+    """Return `data`, as read from a segment, with exactly the columns of table `name`, or those of them in `columns`.
 
     Columns that an older writer did not have become null; columns of a newer minor version are dropped.
     Raises SchemaError for a higher major version or a column whose type differs.
@@ -576,17 +577,19 @@ def conform(name: str, data: pa.Table) -> pa.Table:
             f"table {name} is of format {stamp['major']}, this release reads up to {MAJOR}; upgrade gyre-rl to read it"
         )
     wanted = arrow_schema(name)
-    if data.schema.equals(wanted, check_metadata=True):
+    if columns is None and data.schema.equals(wanted, check_metadata=True):
         return data  # written by this release: nothing to look at, column by column
-    columns = []
-    for column in table(name).columns:
+    declared = [column for column in table(name).columns if columns is None or column.name in columns]
+    found = []
+    for column in declared:
         if column.name not in data.schema.names:
-            columns.append(pa.nulls(data.num_rows, column.type))
+            found.append(pa.nulls(data.num_rows, column.type))
             continue
         got = data.schema.field(column.name).type
         if got != column.type:
             raise SchemaError(
                 f"{name}.{column.name}: wanted {column.type}, the file holds {got}; run `gyre verify` on it"
             )
-        columns.append(data.column(column.name))
-    return pa.Table.from_arrays(columns, schema=wanted)
+        found.append(data.column(column.name))
+    schema = pa.schema([wanted.field(column.name) for column in declared], metadata=wanted.metadata)
+    return pa.Table.from_arrays(found, schema=schema)
