@@ -118,6 +118,33 @@ def test_many_trajectories_are_cut_in_depth_first_order() -> None:
     assert made.num_packed_tokens <= min(made.bound_tokens, 1.5 * made.num_distinct_tokens)
 
 
+# Parents and messages of the published case's unforked stretches: a conversation cut in three by a compaction and two
+# forks, what leaves it there, and three sub-agents of which two fork near their start.
+PUBLISHED = [
+    (-1, 1), (0, 199), (1, 138), (1, 80), (0, 44), (4, 75), (5, 163), (5, 120), (4, 60),
+    (-1, 1), (9, 104), (-1, 1), (11, 140), (11, 80), (-1, 2), (14, 99), (14, 40),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("room", [1.1, 1.2, 1.7, 2.0])
+@pytest.mark.parametrize("kind", ["published", "thinking"])
+def test_realistic_trees_take_little_more_than_the_least(kind: str, room: float) -> None:
+    """Ten trajectories of the published shape; or 64 turns whose thoughts are stripped from the history."""
+    if kind == "published":
+        parents, messages = zip(*PUBLISHED, strict=True)
+        lengths = [int(n * per) for n, per in zip(messages, np.random.default_rng(3).uniform(5, 10, 17), strict=True)]
+    else:
+        turns = 64
+        parents = (-1, *range(turns - 1), *range(turns))
+        lengths = [150, *[40] * (turns - 1), *[55] * turns]
+    outputs = [node not in parents for node in range(len(parents))]
+    tree = make_tree(list(parents), lengths, outputs, keep=len(parents))
+    budget = int(longest([tree]) * room)
+    made = plan([tree], tokens=budget)
+    assert len(made.packs) > 1
+    assert made.num_packed_tokens <= 1.03 * least_tokens(tree, budget)
+
+
 @settings(max_examples=100, deadline=None)
 @given(trees=forests(max_trees=2), sharing=st.sampled_from(["tree", "rows"]))
 def test_blocks_tile_the_mask_once(trees: list[TreeInput], sharing: str) -> None:
