@@ -220,3 +220,23 @@ def test_recomputation_changes_nothing(folder: Path, replayed: bool) -> None:
     for name, value in seen[0].items():
         assert torch.equal(seen[1][name], value), name
     assert kept[1] < kept[0] / 2
+
+
+def test_bfloat16_sums_in_float32_and_recomputes_the_same(folder: Path) -> None:
+    hf = AutoConfig.from_pretrained(folder)
+    stored = FolderModel(folder, torch.bfloat16, "segments")
+    again = RankModel(build_model(hf, dtype=torch.bfloat16, recompute=True), torch.bfloat16, "segments")
+    again.model.load_state_dict(stored.model.state_dict())
+    wide = FolderModel(folder, torch.float32, "segments")
+    wide.model.load_state_dict(stored.model.state_dict())
+    packs = packs_of([routed(tree_of())])
+    seen = []
+    for model in (stored, again, wide):
+        model.zero_grad()
+        for _ in range(2):  # two micro-steps add up
+            model.edge_logprobs(packs[0]).sum().backward()
+        seen.append(model.gradients())
+    for name, value in seen[0].items():
+        assert value.dtype == torch.float32
+        assert torch.equal(seen[1][name], value), name
+        assert torch.cosine_similarity(seen[2][name].flatten(), value.flatten(), dim=0) > 0.75, name

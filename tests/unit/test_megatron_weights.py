@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from gyre_data.errors import ConfigError, CorruptError
 from gyre_train.megatron import weights
+from gyre_train.megatron.architecture import check_supported
 from gyre_train.megatron.model import build_model, edge_logprobs, full_logits
 from gyre_train.megatron.parallel import groups
 from gyre_train.megatron.weights import load_hf, save_hf
@@ -138,6 +139,15 @@ def test_models_that_cannot_be_trained_exactly_are_refused(tmp_path: Path) -> No
         build_model(AutoConfig.from_pretrained(tmp_path / "hf"))
     with pytest.raises(ConfigError, match=r"llama, qwen2, qwen3, qwen3_moe.*gpt2"):
         build_model(AutoConfig.for_model("gpt2"))
+
+
+def test_layouts_that_do_not_divide_the_experts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.ep = 2 has no effect on qwen3, a dense model; remove it"):
+        check_supported(AutoConfig.for_model("qwen3"), tp=2, pp=1, ep=2)
+    for experts, columns in ((7, 16), (8, 15)):
+        hf = AutoConfig.for_model("qwen3_moe", num_experts=experts, moe_intermediate_size=columns)
+        with pytest.raises(ConfigError, match=rf"ep to divide {experts} experts and tp / ep their {columns} columns"):
+            check_supported(hf, tp=4, pp=1, ep=2)
 
 
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--data.chat=c.jsonl"], 'use loss.kind = "sft"'),
         (["--data.epochs=2"], "used once by a policy loss"),
         (["--pack.tokens=0"], "above 0"),
+        (["--parallel.ep=0"], r"parallel\.ep: wanted a finite number above 0"),
+        (["--parallel.tp=2", "--parallel.ep=4"], r"parallel\.ep = 4: wanted a divisor of parallel\.tp = 2"),
         (["--pack.attention=flex"], r"flex: wanted a GPU .* set pack\.attention = segments"),
         (["--model.device=cuda"], r"wanted bfloat16 for flash-attn, the model runs in float32"),
         (["--train.lr=inf"], "finite number above 0, got inf"),

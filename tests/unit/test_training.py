@@ -30,7 +30,7 @@ from gyre_train.megatron import checkpoint
 from gyre_train.metrics import read_metrics
 from gyre_train.source import load_source
 from tests.support.forest import Forest
-from tests.support.training import VOCAB, chat_file, config, own_logprobs, recorded_run, tiny_model
+from tests.support.training import VOCAB, chat_file, config, own_logprobs, recorded_run, tiny_experts, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +231,24 @@ def test_the_forecast_is_what_training_does(model: Path, run: Path, tmp_path: Pa
     assert seen.memory.pack_tokens == max(seen.memory.pack_tokens, seen.packed_tokens // seen.packs) <= 8192
     assert seen.memory.fits
     assert seen.excluded["calls"] == {}
+
+
+def test_the_forecast_knows_experts_and_recomputation(run: Path, tmp_path: Path) -> None:
+    experts = tiny_experts(tmp_path / "experts")
+    settings = config(experts, tmp_path / "out", "--parallel.recompute=full", runs=run)
+    again, kept = (forecast(one) for one in (settings, config(experts, tmp_path / "out", runs=run)))
+    tensors = load_file(experts / "model.safetensors")
+    whole = sum(t.numel() for t in tensors.values())
+    idle = 2 * sum(tensors[f"model.layers.{i}.mlp.experts.0.{x}_proj.weight"].numel()
+                   for i in (0, 1) for x in ("gate", "up", "down"))  # fmt: skip
+    assert (again.parameters, again.active_parameters) == (whole, whole - idle)  # a token passes 2 of 4
+    assert again.memory.state_bytes == kept.memory.state_bytes == 16 * whole
+    assert again.memory.activation_bytes < kept.memory.activation_bytes
+    assert again.flops == kept.flops
+    (tmp_path / "t.toml").write_text(to_toml(settings))
+    told = CliRunner().invoke(app, ["train", str(tmp_path / "t.toml"), "--dry-run"]).output
+    assert f"a token passes {whole - idle:,} of {whole:,} parameters" in told
+    assert max(map(len, told.split("\nsteps ")[1].splitlines())) <= 80
 
 
 def test_a_pack_that_does_not_fit_is_told_with_what_to_set(
