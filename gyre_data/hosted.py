@@ -6,7 +6,6 @@ table does not name has none, and is named instead of guessed.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .json_values import parsed
 from .tree import Tables
 
 __all__ = ["Hosted", "HostedUsage", "Price", "Prices", "hosted", "hosted_by_execution", "usage_of"]
@@ -183,7 +183,7 @@ def hosted_by_execution(run: Tables, prices: Prices | None = None) -> dict[str, 
 
 def _of_call(row: Mapping[str, Any], prices: Prices) -> Hosted:
     day = prices.day.isoformat()
-    block = json.loads(row["provider_usage"]) if row["provider_usage"] else None
+    block = parsed(row["provider_usage"])
     if not isinstance(block, dict):
         return Hosted(calls=1, unknown_usage=1, prices_day=day)
     model, used = row["served_model"] or "unnamed", usage_of(row["wire"], block)

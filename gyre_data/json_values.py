@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["plain_numbers", "without_surrogates"]
+__all__ = ["object_of", "parsed", "plain_numbers", "without_surrogates"]
+
+
+def parsed(data: bytes | str | None) -> Any:
+    """The value of a JSON text; None for no text, one that is no JSON, and one that is nested too deep to be read.
+
+    For recorded texts: one that cannot be read must not keep the others from being read.
+    """
+    try:
+        return json.loads(data) if data else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def object_of(data: bytes | str | None) -> dict[str, Any]:
+    """As `parsed`, for texts that should hold an object: empty for anything else."""
+    found = parsed(data)
+    return found if isinstance(found, dict) else {}
 
 
 def plain_numbers(value: Any) -> Any:

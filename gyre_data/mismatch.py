@@ -7,7 +7,6 @@ very version that sampled measures the engine against itself; any other one meas
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from .arrays import list_views
+from .json_values import object_of
 from .ledger import steps
 from .tree import Tables
 
@@ -57,7 +57,7 @@ def mismatch(runs: Sequence[Tables], *, trainer: Tables | None = None) -> Mismat
     """Mismatch of what `trainer` trained, and the gaps to teachers recorded in the runs."""
     told: list[tuple[int, float, float]] = []
     for step in steps(trainer) if trainer is not None else ():
-        figures: dict[str, Any] = json.loads(step.metrics) if step.metrics else {}
+        figures = object_of(step.metrics)
         if "mismatch_mean" in figures:
             told.append((step.trained_tokens, figures["mismatch_mean"], figures["mismatch_max"]))
     tokens = sum(number for number, _, _ in told)

@@ -7,7 +7,6 @@ redacted nodes), positions still count what was counted, and arrays of ids or lo
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from .errors import DataError
+from .json_values import parsed
 from .schema import Author, NodeKind
 from .types import Call, Floats, Ints, VersionSpan
 
@@ -195,7 +195,8 @@ class Path:
         """The tools that the newest call of the path was given; empty when it had none or the run holds no blobs."""
         blob = getattr(self.execution.run, "blob", None)
         name = self.calls[-1].call.tools_blob if self.calls else None
-        return list(json.loads(blob(name))) if name and blob is not None else []
+        found = parsed(blob(name)) if name and blob is not None else None
+        return found if isinstance(found, list) else []
 
     def shared_with(self, other: Path) -> Shared:
         """The part this path has in common with another one of the same execution; nothing with any other."""
@@ -310,9 +311,9 @@ def minted_number(message: Mapping[str, Any], minted: int, *, anthropic: bool) -
 
 
 def stored_message(blob: Callable[[str], bytes], name: str) -> Any:
-    """The message of a blob; None when the run does not hold it (`gyre verify` names it)."""
+    """The message of a blob; None when the run does not hold it (`gyre verify` names it) or it is no JSON."""
     try:
-        return json.loads(blob(name))
+        return parsed(blob(name))
     except KeyError:
         return None
 

@@ -6,8 +6,6 @@ bytes that the client sent.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +16,7 @@ from .eligible import Reason, eligibility
 from .errors import DataError
 from .execution import Execution
 from .explain import Loss, explain_trajectories
+from .json_values import object_of
 from .schema import DeliveryState
 from .texts import node_messages
 from .tree import Tree
@@ -135,17 +134,9 @@ _SAME_SETTING = {"max_tokens": "max_new_tokens", "stop": "stop", "seed": "sampli
 
 
 def _overridden(call: Call) -> dict[str, tuple[Any, Any]]:
-    asked, used = (_object(text) for text in (call.sampling_asked, call.sampling_used))
+    asked, used = (object_of(text) for text in (call.sampling_asked, call.sampling_used))
     both = {name: (value, used.get(_SAME_SETTING.get(name, name))) for name, value in asked.items()}
     return {name: (one, two) for name, (one, two) in both.items() if two is not None and one != two}
-
-
-def _object(text: str | None) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _ownership(tree: Tree, call: Call, loss: Loss, j_max: int | None) -> Ownership:

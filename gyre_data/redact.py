@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .errors import ConfigError
+from .json_values import parsed
 
 __all__ = ["PATTERNS", "Redactor"]
 
@@ -92,8 +93,11 @@ class Redactor:
     def blob(self, data: bytes) -> tuple[bytes, tuple[str, ...]]:
         """Stored bytes without secrets: a canonical JSON text, or a piece of a body that was cut anywhere."""
         try:
-            value, kinds = self.json(json.loads(data))
-        except (ValueError, RecursionError):
+            value = parsed(data)
+            if value is None:
+                return self._piece(data)
+            value, kinds = self.json(value)
+        except RecursionError:
             return self._piece(data)
         if not kinds:
             return data, ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .checks import Check, Indices, Problem, ProblemKind, Tables
+from .json_values import parsed
 
 __all__ = ["SAMPLING_CHECKS"]
 
@@ -61,10 +61,7 @@ def _having(table: pa.Table, column: str, names: tuple[str, ...]) -> list[dict[s
 
 
 def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
+    return isinstance(parsed(text), dict)
 
 
 def _check_side_tables(tables: Tables, notes: list[str]) -> Iterator[Problem]:

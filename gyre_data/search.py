@@ -6,7 +6,6 @@ disk: they stay the same whatever is compacted or rebuilt.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import ConfigError, GyreError
+from .json_values import parsed
 from .reader import Run
 from .texts import parts_of, role_of
 
@@ -100,10 +100,7 @@ def _matching(run: Run, text: str, role: str | None) -> Iterator[tuple[str, _Fou
             continue
         if quick is not None and not quick.search(data):
             continue
-        try:
-            message = json.loads(data)
-        except ValueError:  # a piece of a request body
-            continue
+        message = parsed(data)  # a piece of a request body is none
         if isinstance(message, dict) and "role" in message and role in (None, role_of(message)):
             told = _in_message(message, wanted)
             if told is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .errors import GyreError
+from .json_values import parsed
 from .tree import Tables, Tree
 
 __all__ = ["Said", "arguments_text", "content_text", "node_messages", "parts_of", "role_of", "said", "tools_of"]
@@ -29,9 +30,11 @@ def node_messages(run: Tables, tree: Tree, node: int) -> list[Any]:
         return []
     for name in tree.message_blobs(node):
         try:
-            found.append(json.loads(blob(name)))
-        except (KeyError, ValueError, GyreError):
+            message = parsed(blob(name))
+        except (KeyError, GyreError):
             continue
+        if message is not None:
+            found.append(message)
     return found
 
 

@@ -9,7 +9,6 @@ of the JSON or text of each, so argument tokens are an estimate and are named so
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .json_values import parsed
 from .node_rows import NodeRows, flat_lists, node_rows
 from .path import MINTED_CALL, minted_number
 from .reader import unpack_blob
@@ -248,10 +248,7 @@ def _blobs(run: Tables, wanted: pa.Array) -> Iterator[tuple[str, bytes]]:
 
 def _read(data: bytes) -> _Message:
     """Bytes that are no message (of another maker) tell nothing of tools."""
-    try:
-        found: Any = json.loads(data)
-    except ValueError:
-        found = None
+    found = parsed(data)
     value: dict[str, Any] = found if isinstance(found, dict) else {"content": data.decode("utf-8", "replace")}
     ids = [call.get("id") for call in value.get("tool_calls") or () if isinstance(call, dict)]
     is_result = value.get("role") == "tool"

@@ -18,6 +18,7 @@ from gyre_data.beside import beside
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import Execution, ExecutionInfo, executions
 from gyre_data.hosted import usage_of
+from gyre_data.json_values import parsed
 from gyre_data.path import PathMessage
 from gyre_data.query import sql
 from gyre_data.reader import Run
@@ -70,7 +71,7 @@ class Usage:
     @classmethod
     def of(cls, call: Call) -> Usage | None:
         """None when nobody counted."""
-        block = json.loads(call.provider_usage) if call.provider_usage else None
+        block = parsed(call.provider_usage)
         if isinstance(block, dict):
             used = usage_of(call.wire, block)
             return cls(
@@ -197,12 +198,12 @@ class Job:
     # ------------------------------------------------------------------ texts
 
     def messages(self, conversation: Sequence[PathMessage], tree: Tree) -> list[tuple[PathMessage, dict[str, Any]]]:
-        """The messages that have a text, without secrets; TextMissing when the run lacks one that it names."""
+        """The messages that have a text, without secrets; TextMissing when a named one is not there or is none."""
         found = []
         for one in conversation:
-            if one.value is None:
+            if not isinstance(one.value, Mapping):
                 if tree.message_blobs(one.node):
-                    raise TextMissing(f"wanted the text of node {tree.node_id[one.node]}, the run does not hold it")
+                    raise TextMissing(f"wanted the message of node {tree.node_id[one.node]}, the run holds none")
                 continue
             found.append((one, self.clean(one.value)))
         return found

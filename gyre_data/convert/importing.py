@@ -22,6 +22,7 @@ from gyre_data.arrays import table_of
 from gyre_data.counting import TokenCounter, load_counter
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.execution import executions
+from gyre_data.json_values import object_of
 from gyre_data.reader import Run
 from gyre_data.types import ExecutionEvent
 from gyre_data.writer import RunWriter
@@ -211,8 +212,8 @@ def _there(run: Run) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for info in executions(run).values():
         if info.execution_id in whole:
-            told = json.loads(info.attributes) if info.attributes else {}
-            found[info.execution_id] = told.get("import", {}) if isinstance(told, dict) else {}
+            told = object_of(info.attributes).get("import")
+            found[info.execution_id] = told if isinstance(told, dict) else {}
     return found
 
 

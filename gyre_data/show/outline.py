@@ -7,7 +7,6 @@ opens another segment; a sub-agent hangs under the segment whose call started it
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,9 @@ from textwrap import shorten
 from typing import Any
 
 from gyre_data.eligible import Eligibility, Reason, candidates, eligibility
+from gyre_data.errors import DataError
 from gyre_data.execution import Execution
+from gyre_data.json_values import parsed
 from gyre_data.links import SUMMARIES, agent_of, compactions, sub_agents
 from gyre_data.ownership import AdmittedTrajectory, Exclusion, keep
 from gyre_data.schema import BranchReason, Extension
@@ -271,8 +272,8 @@ class _Builder:
         ]
         for name in names:
             try:
-                message = json.loads(blob(name))
-            except (KeyError, ValueError):  # a title is an extra: `gyre verify` names what is wrong with a blob
+                message = parsed(blob(name))
+            except (KeyError, DataError):  # a title is an extra: `gyre verify` names what is wrong with a blob
                 continue
             if isinstance(message, dict) and message.get("role") == "user":
                 text = _INSERTED.sub(" ", str(message.get("content") or "")).strip()

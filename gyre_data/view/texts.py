@@ -4,10 +4,10 @@ line that was made once is kept.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from gyre_data.errors import DataError
+from gyre_data.json_values import parsed
 from gyre_data.reader import Run
 from gyre_data.texts import content_text, tools_of
 
@@ -38,10 +38,7 @@ class Texts:
 
 
 def _line(text: str | None) -> dict[str, Any] | None:
-    try:
-        message = json.loads(text) if text is not None else None
-    except ValueError:
-        return None
+    message = parsed(text)
     if not isinstance(message, dict):
         return None
     said = content_text(message) or str(message.get("reasoning") or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +15,8 @@ from gyre_data.errors import CorruptError
 from gyre_data.main import app
 from gyre_data.main import run as entry
 from gyre_data.printable import printable, printable_json
-from gyre_data.types import Node
+from gyre_data.types import Call, ExecutionEvent, Node
+from gyre_data.verify import verify
 from gyre_data.view.report import write_report
 from tests.support.rows import one_execution
 
@@ -110,3 +112,38 @@ def test_values_of_another_kind_in_run_json_are_damage(tmp_path: Path, odd: str)
     (tmp_path / "run" / "run.json").write_text(odd)
     with pytest.raises(CorruptError, match="mend or remove it"):
         _ = gd.open(tmp_path / "run").info
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"input', '["x"]'])
+def test_a_text_that_is_no_object_keeps_no_other_from_being_read(tmp_path: Path, text: str) -> None:
+    """Of a provider, an importer or a harness: whatever stands in a column or a blob that should hold JSON."""
+    run = tmp_path / "run"
+    with gd.RunWriter(run) as writer:
+        blob = writer.put_blob(text.encode())
+        rows: list[Any] = [*one_execution("e_good"), *one_execution("e_bad")]
+        for row in rows:
+            if row.execution_id == "e_good":
+                writer.append([row])
+            elif isinstance(row, Call):
+                told = {"provider_usage": text, "sampling_asked": text, "sampling_used": text, "upstream": "https://x"}
+                writer.append([replace(row, **told, served_model="m", tools_blob=blob)])
+            elif isinstance(row, ExecutionEvent):
+                writer.append([replace(row, attributes=text)])
+            else:
+                writer.append([replace(row, message_blobs=(blob,)) if isinstance(row, Node) else row])
+    for words in (
+        *(
+            ("ls", run),
+            ("stats", run),
+            ("tree", run, "e_bad"),
+            ("tree", run, "e_bad:c2"),
+            ("tree", run, "e_bad", "--json"),
+        ),
+        *(("explain", run, "e_bad:c1"), ("search", run, "x"), ("view", run, "-o", tmp_path / "r.html")),
+        *(("query", run, "select * from executions"), ("query", run, "select * from messages")),
+        *(("export", run, "-o", tmp_path / "copy"), ("export", run, "-o", tmp_path / "c.jsonl")),
+        ("export", run, "--format", "verifiers", "-o", tmp_path / "v.jsonl"),
+        ("export", run, "--format", "atif", "-o", tmp_path / "atif"),
+    ):
+        gyre(*words)
+    assert {str(problem.kind) for problem in verify(run).problems} <= {"usage"}
