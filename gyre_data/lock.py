@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from .errors import ConfigError
 from .run_info import INFO, read_info
 
-__all__ = ["FolderLock", "is_locked", "refuse_written"]
+__all__ = ["LOCK", "FolderLock", "is_locked", "refuse_written"]
 
-_NAME = "lock"
+LOCK = "lock"
 _ATTEMPTS, _PAUSE_S = 5, 0.02  # `is_locked` of another process holds the lock for an instant
 
 
@@ -36,7 +36,7 @@ class FolderLock:
                 f"wanted to write to {run}, its run.json says read_only; make a copy that is not: "
                 f"gyre export {run} --no-redact -o COPY"
             )
-        self._fd = os.open(run / _NAME, os.O_CREAT | os.O_RDWR, 0o600)
+        self._fd = os.open(run / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         for attempt in range(_ATTEMPTS):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ class FolderLock:
 
 def refuse_written(run: Path) -> None:
     """ConfigError that names who writes `run`, if somebody does; takes no lock, so it needs no right to write."""
-    if is_locked(run / _NAME):
+    if is_locked(run / LOCK):
         raise _written(run)
 
 
@@ -76,7 +76,7 @@ def _written(run: Path) -> ConfigError:
 
 
 def _holder(run: Path) -> str:
-    said = _read_json(run / _NAME)
+    said = _read_json(run / LOCK)
     text = f"pid {said.get('pid', 'unknown')}"
     proxy = (_read_json(run / INFO).get("endpoints") or {}).get("proxy")
     port = urlsplit(proxy).port if isinstance(proxy, str) else None

@@ -19,7 +19,7 @@ from . import manifest as manifests
 from .checks import CHECKS, Problem, ProblemKind
 from .commit_log import later_records, read_log
 from .errors import CorruptError, DataError, GyreError, SchemaError
-from .lock import is_locked
+from .lock import LOCK, is_locked
 from .pins import TAGS, find_tag, split_tag
 from .reader import Run, conformed
 from .recovery import QUARANTINE, lost_manifest
@@ -32,6 +32,7 @@ from .segment import OpenSegment, open_sealed
 
 __all__ = ["Report", "verify"]
 
+_TRIES = 3
 _TORN_WAIT_S = 0.1  # a live writer finishes a record that was seen half-written well within this
 
 
@@ -55,9 +56,19 @@ class Report:
 def verify(path: str | Path) -> Report:
     """Check the run folder at `path` and say all that is wrong. ConfigError when it is not a run folder.
 
-    `RUN@NAME` checks a dataset version; a run by itself also has the bytes of its tags checked.
+    `RUN@NAME` checks a dataset version; a run by itself also has the bytes of its tags checked. What was compacted or
+    purged meanwhile is no fault: it is looked at again.
     """
-    path, tag = split_tag(path)
+    folder, tag = split_tag(path)
+    report = _verify(folder, tag)
+    for _ in range(_TRIES):
+        if not report.problems or tag is not None or report.manifest in (0, *manifests.numbers(folder)[-1:]):
+            break
+        report = _verify(folder, tag)
+    return report
+
+
+def _verify(path: Path, tag: str | None) -> Report:
     problems = [*_check_info(path), *_check_manifests(path)]
     notes: list[str] = []
     try:
@@ -128,17 +139,20 @@ def _check_open(run: Run, notes: list[str]) -> list[Problem]:
     for (name, stem), part in run.open_segments.items():
         where = f"{name}/{stem}.open"
         log = run.path / name / f"{stem}.commit"
-        if not log.exists() or (part.damage is None and is_locked(log)):
-            continue  # sealed since, or being written
+        try:
+            records = log.read_bytes()
+        except FileNotFoundError:
+            continue  # sealed since
+        if part.damage is None and (is_locked(log) or is_locked(run.path / LOCK)):
+            continue  # being written, or sealed right now
         if part.damage is None and not part.data_tail and not part.log_tail:
             notes.append(f"{where} was left open with {part.num_rows} rows; the next writer of this folder seals it")
             continue
-        problems.append(_tail_problem(run, name, stem, part))
+        problems.append(_tail_problem(f"{name}/{stem}.open", part, records))
     return problems
 
 
-def _tail_problem(run: Run, name: str, stem: str, part: OpenSegment) -> Problem:
-    log = (run.path / name / f"{stem}.commit").read_bytes()
+def _tail_problem(where: str, part: OpenSegment, log: bytes) -> Problem:
     later = later_records(log[part.log_end :])
     detail = (
         f"{part.damage or 'bytes after the last commit'}; {part.num_rows} rows before it are good, "
@@ -146,9 +160,9 @@ def _tail_problem(run: Run, name: str, stem: str, part: OpenSegment) -> Problem:
     )
     if later:
         detail += f", among them {later} later commits that were acknowledged: restore the file from a copy"
-        return Problem(kind=ProblemKind.CORRUPT, where=f"{name}/{stem}.open", detail=detail)
+        return Problem(kind=ProblemKind.CORRUPT, where=where, detail=detail)
     detail += ": a crash in mid-write leaves this; the next writer of this folder moves it to quarantine/"
-    return Problem(kind=ProblemKind.TAIL, where=f"{name}/{stem}.open", detail=detail)
+    return Problem(kind=ProblemKind.TAIL, where=where, detail=detail)
 
 
 def _read_table(run: Run, name: str, tables: dict[str, pa.Table], notes: list[str]) -> list[Problem]:

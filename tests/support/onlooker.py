@@ -16,6 +16,7 @@ import numpy as np
 
 import gyre_data as gd
 from gyre_data.reader import Run
+from gyre_data.verify import verify
 
 __all__ = ["REMOVED", "acknowledged"]
 
@@ -85,6 +86,15 @@ class Onlooker:
             rows = list(gd.open(self.path).sql(sql))
             self.saw((name for name, _ in rows), floor)
             assert {number for _, number in rows} <= {2}, rows
+
+    def verify(self) -> None:
+        """Check it: what changes meanwhile is no fault."""
+        while not self.done():
+            floor = self.floor()
+            report = verify(self.path)
+            assert report.problems == (), report.problems
+            assert report.num_rows.get("calls", 0) >= floor[0] - len(REMOVED)
+            self.looks += 1
 
     def refresh(self) -> None:
         """Keep one run open and move it on; what it had stays readable until then."""
