@@ -28,7 +28,7 @@ from gyre_train.attn.reference import dense_mask
 from gyre_train.pack import Pack, TreeInput
 from gyre_train.plan import Sharing, flops, least_tokens, plan
 
-PAIRS = 9
+PAIRS, FEW = 9, 5
 PUBLISHED_CUT = 0.252
 """Forward and backward time that J_max = 5 saved in the published system: 25.2 %."""
 SHARED = ("trunk", "published", "thinking")
@@ -75,11 +75,12 @@ def size_of(device: str, quick: bool) -> Size:
 # --- packed trees against rows ----------------------------------------------------------------------------------------
 
 
-def in_turn(one: Callable[[], object], other: Callable[[], object], device: str) -> tuple[list[float], list[float]]:
-    """Seconds of both in `PAIRS` pairs, the first of a pair in turn; each ran once before."""
-    one(), other()
+def in_turn(
+    pairs: int, one: Callable[[], object], other: Callable[[], object], device: str
+) -> tuple[list[float], list[float]]:
+    """Seconds of both in so many pairs, each of them first in turn; they must have run before."""
     took: tuple[list[float], list[float]] = ([], [])
-    for pair in range(PAIRS):
+    for pair in range(pairs):
         for side in (0, 1) if pair % 2 == 0 else (1, 0):
             took[side].append(seconds((one, other)[side], device))
     return took
@@ -94,7 +95,10 @@ def steps(bench: Bench, trees: Sequence[TreeInput]) -> dict[str, float]:
         seen[side] = loss, made, bench.gradients()
     (tree_loss, tree, tree_gradients), (rows_loss, rows, rows_gradients) = seen[Sharing.TREE], seen[Sharing.ROWS]
     tree_s, rows_s = in_turn(
-        lambda: bench.step(trees, Sharing.TREE, budget), lambda: bench.step(trees, Sharing.ROWS, budget), bench.device
+        PAIRS,
+        lambda: bench.step(trees, Sharing.TREE, budget),
+        lambda: bench.step(trees, Sharing.ROWS, budget),
+        bench.device,
     )
     pairs = [slow / fast for slow, fast in zip(rows_s, tree_s, strict=True)]
     speedup = statistics.median(pairs)
@@ -131,7 +135,10 @@ def cap(bench: Bench, tree: TreeInput) -> dict[str, float]:
     """A step on the five best trajectories of ten against one on all ten."""
     few, budget = capped(tree, 5), whole_budget([tree])
     few_s, all_s = in_turn(
-        lambda: bench.step([few], Sharing.TREE, budget), lambda: bench.step([tree], Sharing.TREE, budget), bench.device
+        FEW,
+        lambda: bench.step([few], Sharing.TREE, budget),
+        lambda: bench.step([tree], Sharing.TREE, budget),
+        bench.device,
     )
     made = [plan([one], tokens=budget) for one in (few, tree)]
     return {
@@ -177,7 +184,7 @@ def attention(heads: int, device: str) -> dict[str, float]:
         return tree_attention(q, k, v, pack.segments)
 
     ours, theirs = gradients(segments), gradients(dense)
-    ours_s, theirs_s = in_turn(lambda: gradients(segments), lambda: gradients(dense), device)
+    ours_s, theirs_s = in_turn(FEW, lambda: gradients(segments), lambda: gradients(dense), device)
     return {
         "attention_tree_s": statistics.median(ours_s),
         "attention_dense_s": statistics.median(theirs_s),
@@ -205,7 +212,7 @@ def planning() -> dict[str, float]:
     longest = max(int(t.num_tokens_N[t.needed_path(j)].sum()) for t in runs for j in range(len(t.trajectories)))
     rates, gaps = [], []
     for budget in (whole_budget(runs), 2 * longest, longest):
-        took = [seconds(lambda budget=budget: plan(runs, tokens=budget), "cpu") for _ in range(5)]
+        took = [seconds(lambda budget=budget: plan(runs, tokens=budget), "cpu") for _ in range(10)]
         made = plan(runs, tokens=budget)
         rates.append(made.num_distinct_tokens / min(took))
         gaps.append(made.num_packed_tokens / sum(least_tokens(tree, budget) for tree in runs) - 1)
@@ -244,7 +251,7 @@ def measured(device: str, quick: bool) -> dict[str, float]:
             figures |= {f"{case}_{name}": value for name, value in steps(bench, trees).items()}
         figures |= cap(bench, size.cases()["published"][0])
     figures |= attention(2 if quick else 8, device)
-    return figures
+    return figures | {"load_after": os.getloadavg()[0]}
 
 
 def shown(figures: dict[str, float], size: Size, device: str, failed: Sequence[str]) -> str:
@@ -252,7 +259,8 @@ def shown(figures: dict[str, float], size: Size, device: str, failed: Sequence[s
     f, width = figures, size.width
     unverified = "" if device == "cpu" else "   GPU path: unverified"
     lines = [
-        f"Qwen3 of {width.hidden} x {width.layers}, {device}, {PAIRS} pairs, load {f['load']:.1f}{unverified}",
+        f"Qwen3 of {width.hidden} x {width.layers}, {device}, {PAIRS} pairs, "
+        f"load {f['load']:.1f} to {f['load_after']:.1f}{unverified}",
         "",
         "packed trees    tokens         FLOPs  speedup  of    tree    gradient  peak MiB",
         "vs rows         tree /rows     ratio  (median) FLOPs s/step  tokens/s  tree/rows/alone",
