@@ -18,11 +18,12 @@ from torch import Tensor
 from gyre_data.errors import AlignmentError, ConfigError
 from gyre_train.attn.api import Backend, RowRanges, check_backend, tree_attention
 from gyre_train.attn.flash import VarlenFlash
-from gyre_train.attn.flex import TILE, tiles_of
+from gyre_train.attn.flex import TILE, flex_tree_attention, tiles_of
 from gyre_train.attn.reference import dense_attention, dense_mask
 from gyre_train.attn.segments import segment_attention
 from gyre_train.segment_table import SegmentTable
 from tests.support import flash_emulation
+from tests.support.faults import ancestor_left_out
 from tests.support.segment_tables import comb, ladder, row_ranges, segment_tables, table_of
 
 torch.set_num_threads(1)
@@ -86,6 +87,21 @@ def test_rows_of_one_rank_equal_the_references(attend: Attend, data: st.DataObje
     rows = data.draw(row_ranges(table))
     qkvg = inputs(table.num_rows, torch.float64, queries=sum(end - start for start, end in rows))
     assert_close(values(attend, table, qkvg, rows), values(dense_attention, table, qkvg, rows), 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("attend", [*BACKENDS.values(), flex_tree_attention], ids=[*BACKENDS, "flex"])
+@settings(max_examples=5, deadline=None)
+@given(table=segment_tables().filter(lambda table: bool((table.parent_S >= 0).any())))
+def test_an_ancestor_left_out_is_seen(attend: Attend, table: SegmentTable) -> None:
+    """Of the whole mask, and of the rows of one rank."""
+    wrong = ancestor_left_out(table, int(np.flatnonzero(table.parent_S >= 0)[-1]))
+    for rows in (None, ((0, table.num_rows),)):
+        q, k, v, _ = inputs(table.num_rows, torch.float64)
+        wanted = dense_attention(q, k, v, table, 0.3, rows)
+        assert_close([attend(q, k, v, table, 0.3, rows)], [wanted], 1e-12)
+        with pytest.raises(AssertionError, match="out"):
+            assert_close([attend(q, k, v, wrong, 0.3, rows)], [wanted], 1e-12)
 
 
 @pytest.mark.parametrize("attend", [dense_attention, segment_attention, through_flash])

@@ -28,6 +28,7 @@ from gyre_train.pack import Pack, TreeInput, node_values
 from gyre_train.plan import plan
 from gyre_train.segment_table import SegmentTable
 from tests.support.exactness import BOUND, ExactnessError, assert_exact
+from tests.support.faults import FAULTS
 from tests.support.megatron_folder import RankModel
 from tests.support.tree_inputs import VOCAB, forests, make_tree
 
@@ -114,15 +115,27 @@ def test_packed_equals_alone(kind: str, dtype: torch.dtype, backend: str) -> Non
     trees=forests(),
     slack=st.integers(0, 40),
     kind=st.sampled_from(list(ARCHITECTURES)),
+    backend=st.sampled_from(["segments", "reference"]),
     loss=st.sampled_from([("sft", "step"), ("sequence", "step"), ("sequence", "behaviour"), ("token", "behaviour")]),
 )
-def test_random_forests(trees: list[TreeInput], slack: int, kind: str, loss: tuple[str, str]) -> None:
-    model, (objective, anchor) = MegatronModel(kind, torch.float64, "segments"), loss
+def test_random_forests(trees: list[TreeInput], slack: int, kind: str, backend: str, loss: tuple[str, str]) -> None:
+    model, (objective, anchor) = MegatronModel(kind, torch.float64, backend), loss
     if anchor == "behaviour":
         trees = near_the_model(model, trees)
     longest = max(int(t.num_tokens_N[t.needed_path(j)].sum()) for t in trees for j in range(len(t.trajectories)))
     made = plan(trees, tokens=longest + slack)
     assert_exact(model, trees, made.packs, objective=objective, anchor=anchor)
+
+
+@pytest.mark.usefixtures("_one_rank")
+@pytest.mark.parametrize("fault", FAULTS)
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(trees=forests(), backend=st.sampled_from(["segments", "reference"]))
+def test_the_check_sees_in_any_forest(fault: str, trees: list[TreeInput], backend: str) -> None:
+    (pack,) = plan(trees, tokens=10**6).packs
+    broken = FAULTS[fault](pack)
+    with pytest.raises(ExactnessError, match="relative difference"):
+        assert_exact(MegatronModel("qwen3", torch.float64, backend), trees, [broken], anchor="step")
 
 
 def near_the_model(model: MegatronModel, trees: list[TreeInput]) -> list[TreeInput]:

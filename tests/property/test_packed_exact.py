@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gyre_train.pack import Pack, Piece, SegmentTable, TreeInput, lay_out, node_values
 from gyre_train.plan import plan
 from tests.support.exactness import ExactnessError, assert_exact
+from tests.support.faults import FAULTS as FOREST_FAULTS
 from tests.support.tiny_transformer import TinyTransformer
 from tests.support.tree_inputs import forests, make_tree
 
@@ -78,6 +79,17 @@ def test_any_cut_over_micro_steps_is_exact(trees: list[TreeInput], seed: int, ob
             pieces.append(Piece(tree=index, trajectories=tuple(range(len(owned))), owned=tuple(owned)))
     made = [lay_out(trees, pieces, share=bool(rng.integers(2))) for pieces in packs]
     assert_exact(model, trees, made, objective=objective, anchor="burst")
+
+
+@pytest.mark.parametrize("backend", ["segments", "reference"])
+@pytest.mark.parametrize("fault", FOREST_FAULTS)
+@settings(max_examples=5, deadline=None)
+@given(trees=forests())
+def test_the_check_sees_in_any_forest(fault: str, backend: str, trees: list[TreeInput]) -> None:
+    (pack,) = plan(trees, tokens=10**6).packs
+    broken = FOREST_FAULTS[fault](pack)
+    with pytest.raises(ExactnessError, match="relative difference"):
+        assert_exact(TinyTransformer(backend=backend), trees, [broken], anchor="step")
 
 
 def test_float32_is_within_its_bound() -> None:

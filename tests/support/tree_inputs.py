@@ -59,7 +59,17 @@ def trees(draw: st.DrawFn, execution: int = 0, max_nodes: int = 11) -> TreeInput
 
     The shape comes from a seeded generator rather than from draws, which would be small and so nearly always a chain.
     """
-    num, seed = draw(st.integers(2, max_nodes)), draw(st.integers(0, 2**16))
+    return random_tree(
+        draw(st.integers(2, max_nodes)),
+        draw(st.integers(0, 2**16)),
+        execution=execution,
+        count=draw(st.sampled_from(["once", "per_row"])),
+        keep=draw(st.sampled_from([5, 2, 1, 9])),
+    )
+
+
+def random_tree(num: int, seed: int, *, execution: int = 0, count: str = "once", keep: int = 5) -> TreeInput:
+    """A tree of `num` nodes."""
     rng = np.random.default_rng(seed)
     parents, outputs = [-1, 0], [False, True]
     for node in range(2, num):
@@ -73,8 +83,8 @@ def trees(draw: st.DrawFn, execution: int = 0, max_nodes: int = 11) -> TreeInput
         [int(rng.integers(n, 4)) for n in least],
         outputs,
         execution=execution,
-        count=draw(st.sampled_from(["once", "per_row"])),
-        keep=draw(st.sampled_from([5, 2, 1, 9])),
+        count=count,
+        keep=keep,
         seed=seed,
     )
 
