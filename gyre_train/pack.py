@@ -319,27 +319,32 @@ def _edges(tree: TreeInput, piece: Piece, rows: Sequence[_Rows], first_trajector
         "source_row_E": source_row_E,
         "target_id_E": np.concatenate([tree.ids[node] for node in node_O]).astype(np.int64),
         "trajectory_E": per_trajectory([first_trajectory + t for t in piece.trajectories], np.int64),
-        "execution_E": np.full(num_edges, tree.execution, np.int64),
+        "execution_E": _constant(tree.execution, num_edges, np.int64),
         "temperature_E": np.repeat(tree.temperature_N[node_O].astype(np.float64), num_O),
         "advantage_E": per_trajectory([t.advantage for t in kept_J], np.float64),
         "logp_behaviour_E": _along(tree.logp_behaviour, node_O, num_O, np.nan, np.float64),
         "logp_old_E": _along(tree.logp_old, node_O, num_O, np.nan, np.float64),
         "logp_teacher_E": _along(tree.logp_teacher, node_O, num_O, np.nan, np.float64),
-        "weight_E": np.full(num_edges, 1.0 / tree.num_owned),
+        "weight_E": _constant(1.0 / tree.num_owned, num_edges, np.float64),
         "trajectory_tokens_E": per_trajectory([int(num_tokens_N[t.owned_O].sum()) for t in kept_J], np.int64),
-        "execution_tokens_E": np.full(num_edges, tree.num_owned, np.int64),
+        "execution_tokens_E": _constant(tree.num_owned, num_edges, np.int64),
         "role_E": per_trajectory([ROLES.index(t.role) for t in kept_J], np.int64),
         "version_E": _along(tree.version, node_O, num_O, -1, np.int64),
-        "tree_E": np.full(num_edges, piece.tree, np.int64),
+        "tree_E": _constant(piece.tree, num_edges, np.int64),
         "node_E": np.repeat(node_O, num_O),
         "offset_E": offset_E,
     }
 
 
+def _constant(value: float, length: int, dtype: type) -> Array:
+    """The same value so often, in no memory: `_joined` writes it out once."""
+    return np.broadcast_to(np.array(value, dtype), length)
+
+
 def _along(values: tuple[Array | None, ...] | None, node_O: Array, num_O: Array, missing: float, dtype: type) -> Array:
     """The values of these nodes one after another, `missing` where a node has none."""
     if values is None:
-        return np.full(int(num_O.sum()), missing, dtype)
+        return _constant(missing, int(num_O.sum()), dtype)
     parts = (values[node] for node in node_O)
     return np.concatenate(
         [np.full(num, missing, dtype) if part is None else part for part, num in zip(parts, num_O, strict=True)]
@@ -356,9 +361,9 @@ _EDGE_DTYPES: dict[str, type] = {
 
 
 def _joined(chunks: Sequence[Array], dtype: type) -> Array:
-    """One array of them all; a single chunk is not copied."""
+    """One array of them all that may be written to; a single chunk is not copied if it can be helped."""
     if len(chunks) == 1:
-        return chunks[0].astype(dtype, copy=False)
+        return chunks[0].astype(dtype, copy=not chunks[0].flags.writeable)
     return np.concatenate(chunks, dtype=dtype, casting="unsafe") if chunks else np.zeros(0, dtype)
 
 
