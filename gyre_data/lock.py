@@ -36,7 +36,8 @@ class FolderLock:
                 f"wanted to write to {run}, its run.json says read_only; make a copy that is not: "
                 f"gyre export {run} --no-redact -o COPY"
             )
-        self._fd = os.open(run / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        # A folder may come from anybody: no link in it leads to a file that would be emptied here.
+        self._fd = os.open(run / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         for attempt in range(_ATTEMPTS):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -155,7 +155,9 @@ def _unnamed_blobs(run: Run, gone: Sequence[str]) -> set[str]:
 
 def _workspaces(path: Path, gone: Sequence[str]) -> list[Path]:
     root = path / "workspaces"  # what lies in it is compared with ids, so that no id can point elsewhere
-    here = {folder.name: folder for folder in root.iterdir() if folder.is_dir()} if root.is_dir() else {}
+    if root.is_symlink() or not root.is_dir():
+        return []
+    here = {folder.name: folder for folder in root.iterdir() if folder.is_dir()}
     return [here[name] for name in gone if name in here and not here[name].is_symlink()]
 
 

@@ -409,7 +409,7 @@ def write_sealed(
     """
     temporary, log_path = path.with_name(f".{path.name}.tmp"), path.with_suffix(".crc")
     tap, log = _Tap(), bytearray()
-    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     crc32 = end = num_rows = 0
     try:
         with pa.ipc.new_file(tap, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
@@ -449,7 +449,7 @@ def _check_written(path: Path, sealed: Sealed) -> None:
 
 def _write_whole(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     try:
         _write_all(fd, data, 0)
         os.fsync(fd)

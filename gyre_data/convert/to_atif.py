@@ -6,10 +6,12 @@ and the conversations that compactions cut off before it; replies on other branc
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from .to_chat import chat_message
 __all__ = ["atif_files"]
 
 _VERSION = "ATIF-v1.7"
+_MOST_CHARS = 200  # of a file's name, without what tells the files of one execution apart
 _OF_SUB_AGENTS = (AgentRole.SUB_AGENT, AgentRole.SUB_AGENT_SUMMARY)
 _OF_MAIN = (AgentRole.MAIN, AgentRole.MAIN_SUMMARY)
 
@@ -72,13 +75,21 @@ def _execution(job: Job, execution: Execution) -> Iterator[tuple[str, dict[str, 
     for agent in agents[bool(main) :]:
         _embed(job, agent, documents, [one for other in agents for one in other.documents])
     _count_left(job, execution, agents)
-    name = execution.execution_id
+    name = _file_name(execution.execution_id)
     names = [f"{name}.json", *(f"{name}.cont-{number}.json" for number in range(1, len(documents)))]
     for number, document in enumerate(documents):
         document["trajectory_id"] = names[number].removesuffix(".json")
         if number + 1 < len(documents):
             document["continued_trajectory_ref"] = names[number + 1]
         yield names[number], document
+
+
+def _file_name(execution_id: str) -> str:
+    """The id where it can be a file's name; ids are a recorder's words, and must not lead anywhere else."""
+    name = quote(execution_id, safe="")
+    if len(name) <= _MOST_CHARS:
+        return name
+    return f"{name[:_MOST_CHARS]}-{hashlib.sha256(execution_id.encode()).hexdigest()[:16]}"
 
 
 def _agents(execution: Execution) -> list[_Agent]:

@@ -382,3 +382,21 @@ def test_a_folder_that_is_removed_meanwhile_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found no manifest"):
         run.refresh()
     assert run.table("nodes").num_rows == 2 * rows
+
+
+def test_no_link_in_a_folder_leads_a_writer_out_of_it(tmp_path: Path) -> None:
+    """Who hands a folder over may have put links into it: what they name is neither emptied nor removed."""
+    run, mine = made(tmp_path / "run"), tmp_path / "mine"
+    mine.write_text("keep")
+    (tmp_path / "home" / "e_1").mkdir(parents=True)
+    (run / "workspaces").symlink_to(tmp_path / "home")
+    for place in ("nodes/.compact-000001.arrow.tmp", "nodes/.compact-000001.crc.tmp", "lock"):
+        (run / place).unlink(missing_ok=True)
+        (run / place).symlink_to(mine)
+        with pytest.raises(OSError, match="symbolic links"):
+            compact(run)
+        (run / place).unlink()
+    remove(run, ["e_1"], purge=True)
+    assert mine.read_text() == "keep"
+    assert (tmp_path / "home" / "e_1").is_dir()
+    assert found(run) == []

@@ -10,6 +10,7 @@ import gyre_data as gd
 from gyre_data.errors import ConfigError
 from gyre_data.execution import Execution
 from tests.support.importing import DATA, conversation, only_execution, write_lines
+from tests.support.rows import one_execution
 
 SECRET = "ghp_" + "a1B2" * 9
 
@@ -115,3 +116,18 @@ def test_a_folder_is_there_whole_or_not_at_all(sample: Any, tmp_path: Path, monk
     gd.export(sample, out, format="atif", force=True)
     assert (out / "mine.txt").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_no_id_leads_a_file_out_of_the_folder(tmp_path: Path) -> None:
+    """A run may come from anybody, and ids are whatever its recorder wrote."""
+    names = ["../../out", "/tmp/x", "..", ".", "a/b", "a\nb", "-x", "\u202eé", "x" * 4000, "y" * 4000, "e_1.2-3"]
+    with gd.RunWriter(tmp_path / "run") as writer:
+        for name in names:
+            writer.write(one_execution(name, 1))
+    done = gd.export(gd.open(tmp_path / "run"), tmp_path / "a" / "atif", format="atif")
+    made = documents(tmp_path / "a" / "atif")
+    assert len(made) == len(names) == done.num_rows["files"]
+    assert {document["session_id"] for document in made.values()} == set(names)
+    assert {"e_1.2-3.json", "a%2Fb.json", "-x.json"} <= set(made)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == ["a"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["atif"]

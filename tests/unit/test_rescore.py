@@ -56,6 +56,14 @@ def test_kept_workspaces_are_judged_again(run: Path, tmp_path: Path) -> None:
     assert run.joinpath("workspaces", "e_0", "work", "answer").read_text() == "good"  # the judge had a copy
 
 
+def test_no_id_leads_out_of_the_workspaces(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "work").mkdir(parents=True)
+    forest = Forest()
+    forest.execution("../../elsewhere", group="g", task="t").call()
+    forest.write(run)
+    assert rescore(run, f"{sys.executable} -c 1 {{workspace}}").skipped == {"no_workspace": 2, "running": 1}
+
+
 def test_the_command_judges_and_tells(run: Path, tmp_path: Path) -> None:
     command = f"{sys.executable} {tmp_path / 'judge.py'} {{workspace}}"
     told = CliRunner().invoke(app, ["eval", str(run), "-k", "1,2", "--rescore", command]).output

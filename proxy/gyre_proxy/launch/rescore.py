@@ -58,10 +58,12 @@ def rescore(
     opened = open(run)
     judged: list[ExecutionInfo] = []
     skipped: Counter[str] = Counter()
+    root = opened.path / "workspaces"
+    here = {folder.name for folder in root.iterdir()} if root.is_dir() else set()  # no id leads out of the run
     for info in executions(opened).values():
         if info.running:
             skipped["running"] += 1
-        elif not _space(opened, info).work.is_dir():
+        elif info.execution_id not in here or not _space(opened, info).work.is_dir():
             skipped["no_workspace"] += 1
         else:
             judged.append(info)
