@@ -22,6 +22,7 @@ from gyre_data.salvage import plan_salvage, salvage
 from gyre_data.schema import TABLES
 from gyre_data.store import RunWriter
 from gyre_data.verify import verify
+from tests.support.command import out
 from tests.support.rows import one_execution
 
 
@@ -359,6 +360,7 @@ def test_something_else_in_the_place_of_a_file(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read")
 def test_a_run_that_one_may_not_read(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
+    assert "e_0" in out("ls", run)  # loads what the child may not be able to load
     tmp_path.chmod(0o711)
     child = os.fork()
     if child == 0:
