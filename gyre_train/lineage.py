@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ class Lineage:
     policy_ids: tuple[str, ...]
     start: PolicyVersion | None = None
     """The weights that this training run began with."""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """Optimiser steps that each of this run's own versions had seen, by its number."""
 
 
 def base_version(folder: str | Path) -> PolicyVersion:

@@ -235,14 +235,17 @@ def _routes(tree: Tree, routes: RecordedRoutes) -> tuple[Array | None, ...]:
 
 
 def _own_steps(execution: RecordedExecution, tree: Tree, own: Lineage) -> tuple[Array | None, ...]:
-    """Per token, how many steps of this training run its weights had seen: 0 for those it started from, -1 unknown."""
+    """Per token, how many steps of this training run its weights had seen: 0 for those it started from, -1 unknown.
+
+    Versions of steps that a return to an older checkpoint undid are unknown.
+    """
     out: list[Array | None] = [None] * len(tree)
     for node in {int(node) for t in execution.kept for node in t.owned_O}:
         step_T = np.full(int(tree.num_tokens_N[node]), -1, np.int64)
         for span in tree.versions(node) or ():
-            if span.policy_id == own.version.policy_id:
-                step_T[span.start : span.end] = span.n
-            elif PolicyVersion(policy_id=span.policy_id, n=span.n) == own.start:
+            if PolicyVersion(policy_id=span.policy_id, n=span.n) == own.start:
                 step_T[span.start : span.end] = 0
+            elif span.policy_id == own.version.policy_id:
+                step_T[span.start : span.end] = own.steps.get(span.n, -1)
         out[node] = step_T
     return tuple(out)

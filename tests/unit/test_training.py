@@ -20,8 +20,8 @@ from gyre_data.errors import ConfigError, DataError
 from gyre_data.main import app
 from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
+from gyre_train import coordinator, step
 from gyre_train import forecast as forecasts
-from gyre_train import loop, step
 from gyre_train.config import to_toml
 from gyre_train.forecast import forecast
 from gyre_train.lineage import lineage_of
@@ -143,9 +143,9 @@ def undisturbed(model: Path, run: Path, tmp_path_factory: pytest.TempPathFactory
     ("owner", "name", "call"),
     [
         (step.Learner, "step", 2),
-        (loop._Coordinator, "record", 2),
+        (coordinator.Coordinator, "record", 2),
         (checkpoint, "_sync", 2),
-        (loop._Coordinator, "saved", 1),
+        (coordinator.Coordinator, "saved", 1),
         (step.Learner, "step", 4),
         (checkpoint, "_sync", 15),
     ],
@@ -181,6 +181,17 @@ def test_a_killed_run_resumes_exactly(
     ]
     assert figures[0] == figures[1]
     assert train(config(model, tmp_path, *RESUME, runs=run)).steps_done == 0
+
+
+def test_a_version_is_never_made_twice(model: Path, run: Path, tmp_path: Path) -> None:
+    settings = ("--train.executions_per_step=1", "--output.save_every=1")
+    assert train(config(model, tmp_path, *settings, "--train.steps=2", runs=run)).version == "run:2"
+    shutil.rmtree(tmp_path / "checkpoints/step-00000002")
+    other = config(model, tmp_path, *settings, "--train.steps=3", "--train.lr=1e-2", runs=run)
+    assert train(other).version == "run:4"
+    assert [(s.step, s.n, s.parent_n) for s in ledger.steps(tmp_path)] == [(1, 1, 0), (2, 3, 1), (3, 4, 3)]
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert train(config(model, tmp_path, *settings, "--train.steps=1", runs=run)).version == "run:5"
 
 
 def test_a_burst_is_ended_as_it_was_begun(model: Path, run: Path, tmp_path: Path) -> None:
@@ -364,7 +375,7 @@ def test_a_clock_that_is_set_back_loses_no_step(
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime(2001, 1, 1, tzinfo=tz)
 
-    monkeypatch.setattr(loop, "datetime", Earlier)
+    monkeypatch.setattr(coordinator, "datetime", Earlier)
     train(config(model, tmp_path, *overrides, "--train.steps=3", runs=run))
     assert [s.step for s in ledger.steps(tmp_path)] == [1, 2, 3]
     assert train(config(model, tmp_path, *overrides, runs=run)).step == 4
@@ -407,10 +418,10 @@ def test_negative_ids_are_refused(model: Path, tmp_path: Path) -> None:
 def test_data_whose_sampler_is_partly_unknown_is_not_called_own(model: Path, tmp_path: Path) -> None:
     settings = config(model, tmp_path / "out", runs=recorded_run(tmp_path / "r", model))
     source = load_source(settings)
-    assert loop.choose_anchor(settings, source, lineage_of(model)) == "behaviour"
+    assert coordinator.choose_anchor(settings, source, lineage_of(model)) == "behaviour"
     unknown = dataclasses.replace(source.examples[0], policy_ids=frozenset())
     mixed = dataclasses.replace(source, examples=(unknown, *source.examples[1:]))
-    assert loop.choose_anchor(settings, mixed, lineage_of(model)) == "step"
+    assert coordinator.choose_anchor(settings, mixed, lineage_of(model)) == "step"
 
 
 def test_the_temperature_of_a_call_reaches_the_packer(model: Path, tmp_path: Path) -> None:
