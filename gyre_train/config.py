@@ -47,6 +47,11 @@ class ModelConfig:
     device: str = "cpu"
     """`cpu` (gloo) or `cuda` (nccl; written, not yet verified)."""
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether training runs on Megatron's own wrapper, optimiser and sequence parallelism (megatron/stock.py)."""
+        return self.device.startswith("cuda")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gyre_data.forecast import activation_bytes
 from gyre_data.model_shapes import ModelShape, shape_of
@@ -19,8 +19,9 @@ from .source import load_source, plan_examples
 
 __all__ = ["Forecast", "Memory", "device_bytes", "forecast"]
 
-_STATE_BYTES = {"bfloat16": 18, "float32": 16, "float64": 32}
-"""Per parameter: weights, gradients, two moments; below float32 also float32 gradients and master weights."""
+_STATE_BYTES = {"bfloat16": (6, 12), "float32": (8, 8), "float64": (16, 16)}
+"""Per parameter: weights and gradients; and two moments, below float32 also master weights. On GPUs the second number
+is shared among the data- and context-parallel ranks (Megatron's distributed optimiser)."""
 _WIDTH = {"bfloat16": 1, "float32": 2, "float64": 4}
 """Activations relative to the 16 bit of `gyre_data.forecast`, whose formula this is."""
 _ROUND = 256
@@ -28,14 +29,15 @@ _ROUND = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """What one device would hold, by formula; activations as if no parallel rank took a part of them."""
+    """What the fullest device would hold, by formula."""
 
     state_bytes: int
     """Weights, gradients, optimiser, and copies of the weights for a burst's anchor or a KL reference."""
     pack_tokens: int
     """Tokens of the largest pack."""
     activation_bytes: int
-    """Activations and logits of that pack; with `parallel.recompute = full` layers' inputs and one layer."""
+    """This device's part of that pack's activations and logits, for each pack that its pipeline stage has in flight;
+    with `parallel.recompute = full` layers' inputs and one layer."""
     device_bytes: int | None
     """Memory of the device; None when it cannot be asked."""
     fitting_tokens: int | None
@@ -93,7 +95,8 @@ def forecast(config: TrainingConfig) -> Forecast:
             steps=1, executions=made.num_executions, packs=len(made.packs), packed_tokens=made.num_packed_tokens,
             unpacked_tokens=made.num_unpacked_tokens, edges=made.num_edges, flops=flops(made, shape),
         )  # fmt: skip
-        largest = max([largest, *((_held(shape, config, p), p.num_tokens) for p in made.packs)])
+        held = ((_held(shape, config, p, len(made.packs)), p.num_tokens) for p in made.packs)
+        largest = max([largest, *held])
     return Forecast(
         config=to_toml(config),
         steps=total["steps"],
@@ -110,16 +113,37 @@ def forecast(config: TrainingConfig) -> Forecast:
     )
 
 
-def _held(shape: ModelShape, config: TrainingConfig, pack: Pack) -> int:
-    rows = len(pack.logit_row_U)
-    recompute = config.parallel.recompute == "full"
-    return _WIDTH[config.model.dtype] * activation_bytes(shape, pack.num_tokens, recompute=recompute, logit_rows=rows)
+def _held(shape: ModelShape, config: TrainingConfig, pack: Pack, num_packs: int) -> int:
+    """Bytes of the fullest rank: heads, MLP columns and vocabulary over tp, layers over pp, rows over cp.
+
+    What every tensor-parallel rank holds alike (norms, residuals) is divided only under sequence parallelism, on GPUs;
+    keys and values are gathered whole from the cp ranks; the first of pp stages has up to pp packs in flight.
+    """
+    tp, pp, cp = config.parallel.tp, config.parallel.pp, config.parallel.cp
+    own = replace(
+        shape,
+        num_layers=-(-shape.num_layers // pp),
+        hidden=shape.hidden // (tp if config.model.on_gpu else 1),
+        num_heads=-(-shape.num_heads // tp),
+        num_kv_heads=-(-shape.num_kv_heads // tp),
+        ffn=-(-shape.ffn // tp),
+        vocab=-(-shape.vocab // tp),
+    )
+    tokens, recompute = -(-pack.num_tokens // cp), config.parallel.recompute == "full"
+    layers = activation_bytes(own, tokens, recompute=recompute)
+    alive = 1 if recompute else own.num_layers
+    layers += (pack.num_tokens - tokens) * alive * 2 * own.num_kv_heads * 2 * shape.head_dim
+    logits = activation_bytes(own, 0, recompute=False, logit_rows=-(-len(pack.logit_row_U) // cp))
+    first, last = layers * min(pp, num_packs), layers + logits
+    return _WIDTH[config.model.dtype] * max(first, last)
 
 
 def _memory(config: TrainingConfig, shape: ModelShape, held: int, tokens: int) -> Memory:
     copies = (2 if config.train.steps_per_burst > 1 else 0) + bool(config.loss.kl)
-    per_parameter = _STATE_BYTES[config.model.dtype] + copies * 2 * _WIDTH[config.model.dtype]
-    state = per_parameter * shape.num_parameters() // (config.parallel.tp * config.parallel.pp)
+    kept, shared = _STATE_BYTES[config.model.dtype]
+    sharers = config.parallel.dp * config.parallel.cp if config.model.on_gpu else 1
+    per_parameter = kept + shared / sharers + copies * 2 * _WIDTH[config.model.dtype]
+    state = int(per_parameter * shape.num_parameters()) // (config.parallel.tp * config.parallel.pp)
     device = device_bytes(config.model.device, ranks=config.parallel.ranks)
     fitting = None
     if device is not None:

@@ -18,6 +18,7 @@ import gyre_data
 from gyre_data import ledger
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.main import app
+from gyre_data.model_shapes import shape_of
 from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
 from gyre_train import coordinator, step
@@ -280,6 +281,37 @@ def test_a_pack_that_does_not_fit_is_told_with_what_to_set(
     assert f"set pack.tokens = {fitting}" in CliRunner().invoke(app, ["train", str(file), "--dry-run"]).output
     monkeypatch.setattr(forecasts, "device_bytes", lambda device, ranks: None)
     assert "device unknown" in CliRunner().invoke(app, ["train", str(file), "--dry-run"]).output
+
+
+def test_each_rank_is_forecast_its_own_part(model: Path, run: Path, tmp_path: Path) -> None:
+    """By hand, in float32: what tensor-parallel ranks hold alike, heads and MLP, and a logit's copies."""
+    shape = shape_of(str(model))
+    whole = 2 * 4 * shape.hidden
+    sliced = 2 * ((shape.num_heads + shape.num_kv_heads) * 2 * shape.head_dim + 3 * shape.ffn)
+    gathered = 2 * shape.num_kv_heads * 2 * shape.head_dim
+
+    def held(*parallel: str) -> tuple[int, int, int]:
+        memory = forecast(config(model, tmp_path, "--train.executions_per_step=4", *parallel, runs=run)).memory
+        return memory.pack_tokens, memory.activation_bytes // 2, memory.state_bytes
+
+    tokens, alone, state = held()
+    logits = alone - tokens * shape.num_layers * (whole + sliced)
+    assert logits % (10 * shape.vocab) == 0 < logits
+    assert held("--parallel.tp=2") == (
+        tokens, tokens * shape.num_layers * (whole + sliced // 2) + logits // 2, state // 2
+    )  # fmt: skip
+    # One pack in the step, so no stage has two in flight.
+    assert held("--parallel.pp=2") == (
+        tokens, tokens * shape.num_layers // 2 * (whole + sliced) + logits, state // 2
+    )  # fmt: skip
+    half, rows = -(-tokens // 2), logits // (10 * shape.vocab)
+    assert held("--parallel.cp=2") == (
+        tokens,
+        shape.num_layers * (half * (whole + sliced) + (tokens - half) * gathered) + -(-rows // 2) * 10 * shape.vocab,
+        state,
+    )
+    on_gpu = ("--parallel.tp=2", "--parallel.dp=2", "--model.device=cuda", "--model.dtype=bfloat16")
+    assert held(*on_gpu)[2] == state // 16 * 12 // 2  # 6 + 12/2 bytes a parameter instead of 16
 
 
 def test_trees_and_rows_give_the_same_weights(model: Path, run: Path, tmp_path: Path) -> None:
