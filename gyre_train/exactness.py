@@ -24,7 +24,7 @@ from gyre_data.errors import ConfigError, DataError
 from .config import DataConfig, LossConfig, ModelConfig, TrainingConfig
 from .edges import edges_of
 from .loss import policy_loss, sft_loss
-from .megatron.gradients import finish_gradients, gradient_of, wrap_model
+from .megatron.gradients import SimpleDataParallel, finish_gradients, gradient_of
 from .megatron.model import build_model, edge_logprobs
 from .megatron.parallel import groups
 from .megatron.weights import export_tensors, load_hf
@@ -148,7 +148,7 @@ class _Comparer:
         self._dtype, self._attention, self._policy = getattr(torch, dtype), attention, policy
         self._model = build_model(AutoConfig.from_pretrained(model), dtype=self._dtype)
         load_hf(self._model, model)
-        self._wrapped = wrap_model(self._model)
+        self._wrapped = SimpleDataParallel(self._model.config, self._model)
 
     def seen(self, trees: Sequence[TreeInput], tokens: int, sharing: Sharing) -> _Seen:
         """Loss, log-probs and gradients of these trees laid out in this way."""

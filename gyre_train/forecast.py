@@ -127,6 +127,8 @@ def _held(shape: ModelShape, config: TrainingConfig, pack: Pack, num_packs: int)
         num_heads=-(-shape.num_heads // tp),
         num_kv_heads=-(-shape.num_kv_heads // tp),
         ffn=-(-shape.ffn // tp),
+        expert_ffn=-(-shape.expert_ffn // tp),
+        shared_ffn=-(-shape.shared_ffn // tp),
         vocab=-(-shape.vocab // tp),
     )
     tokens, recompute = -(-pack.num_tokens // cp), config.parallel.recompute == "full"

@@ -27,11 +27,11 @@ from .edges import Anchor, Edges, Ratio, edges_of
 from .figures import Figures, Mean, Sum, plain, total, values
 from .loss import SequenceRatios, SequenceSums, policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
 from .megatron.checkpoint import load_checkpoint, save_checkpoint
-from .megatron.gradients import clip_gradients, finish_gradients, wrap_model
+from .megatron.gradients import finish_gradients
 from .megatron.model import build_model
-from .megatron.optimizer import Optimizer
 from .megatron.parallel import counts_figures, from_all_ranks, from_data_parallel
 from .megatron.schedule import dealt, forward_packs, train_packs
+from .megatron.stock import training_parts
 from .megatron.weights import TensorSource, import_tensors, load_hf
 from .mismatch import mismatch
 from .pack import Pack
@@ -61,7 +61,6 @@ class Learner:
             recompute=config.parallel.recompute == "full",
         )  # fmt: skip
         self.dtype = torch.promote_types(dtype, torch.float32)
-        settings = config.train
         self._burst: Mapping[str, torch.Tensor] | None = None
         self._reference: Mapping[str, torch.Tensor] | None = None
         if config.loss.kl:
@@ -70,12 +69,9 @@ class Learner:
             import_tensors(self.model, source, self._reference)
         if checkpoint is None:
             load_hf(self.model, config.model.path)
-        self.optimizer = Optimizer(
-            self.model, weight_decay=settings.weight_decay, betas=(settings.beta1, settings.beta2), eps=settings.eps
-        )
+        self.wrapped, self.optimizer = training_parts(self.model, config.train, config.model)
         if checkpoint is not None:
             self._burst = load_checkpoint(checkpoint, self.model, self.optimizer)
-        self.wrapped = wrap_model(self.model)
 
     def step(self, work: StepWork) -> dict[str, float]:
         """Apply one optimiser step and return its figures."""
@@ -103,7 +99,7 @@ class Learner:
 
         train_packs(self.wrapped, packs, loss_of, backend=self._config.pack.attention)
         finish_gradients(self.wrapped, step_scale(work.num_executions))
-        norm = clip_gradients(self.model, self._config.train.clip_grad)
+        norm = self.optimizer.clip(self._config.train.clip_grad)
         found = values(total(*from_all_ranks(plain(figures) if counts_figures() else {})))
         loss = found.pop("loss")
         if not math.isfinite(norm) or not math.isfinite(loss):

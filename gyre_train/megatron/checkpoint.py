@@ -1,9 +1,9 @@
 """Checkpoints: weights, optimiser, anchor and the trainer's state, all or nothing.
 
 A checkpoint is a folder `step-N` that transformers and SGLang load as a model, with `state.json` and a folder `trainer`
-that holds the optimiser (and the anchor inside a burst) under Hugging Face names and whole, so that it resumes in any
-layout of ranks. They lie apart because engines load every safetensors file beside the weights. It is written
-under another name, synced, and renamed: a folder with the final name is complete.
+from which training resumes: Megatron's distributed checkpoint (`torch_dist`) of the optimiser with the exact weights,
+and of the anchor inside a burst. Every rank writes its own parts of it and reads those of its own layout, whatever the
+layout was. The folder is written under another name, synced, and renamed: one with the final name is complete.
 """
 
 from __future__ import annotations
@@ -12,26 +12,49 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
+from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 
 from gyre_data.errors import CorruptError
 
 from .model import TreeGPTModel
-from .optimizer import MASTER, Optimizer
 from .parallel import is_first_rank
-from .weights import TensorSource, export_tensors, import_tensors, save_hf, write_tensors
+from .stock import AnyOptimizer
+from .weights import load_hf, save_hf
 
 __all__ = ["latest_checkpoint", "load_checkpoint", "read_state", "save_checkpoint"]
 
 _NAME = re.compile(r"step-(\d{8})")
-_RNG = "torch_rng"
 _TRAINER = "trainer"
+
+
+class _PlainSave(torch_dist.TorchDistSaveShardedStrategy):
+    """Writes the stock layout without what the stock strategy needs a GPU for: pinned copies and forked writers."""
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str) -> None:
+        """Write this rank's parts; returns in every rank once all are on disk."""
+        renamed, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(
+            sharded_state_dict, self.keep_only_main_replica
+        )
+        dcp.save(
+            torch_dist.mcore_to_pyt_state_dict(renamed, False),
+            storage_writer=dcp.FileSystemWriter(checkpoint_dir),
+            planner=torch_dist.MCoreSavePlanner(
+                dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
+            ),
+        )
 
 
 def latest_checkpoint(root: Path) -> Path | None:
@@ -61,7 +84,7 @@ def save_checkpoint(
     *,
     step: int,
     model: TreeGPTModel,
-    optimizer: Optimizer,
+    optimizer: AnyOptimizer,
     state: Mapping[str, Any],
     source: Path,
     anchor: Mapping[str, torch.Tensor] | None = None,
@@ -77,12 +100,17 @@ def save_checkpoint(
     if first:
         shutil.rmtree(unfinished, ignore_errors=True)
         (unfinished / _TRAINER).mkdir(parents=True)
+    dist.barrier()
     save_hf(model, unfinished, source)
-    write_tensors(_optimizer_tensors(model, optimizer), unfinished / _TRAINER, "optimizer", enabled=first)
+    shards = _shards(model)
+    content = {"optimizer": optimizer.sharded_state(shards, loading=False)}
     if anchor is not None:
-        write_tensors(export_tensors(model, anchor), unfinished / _TRAINER, "anchor", enabled=first)
+        content["anchor"] = _sharded_anchor(shards, anchor)
+    with _quiet():
+        dist_checkpointing.save(content, str(unfinished / _TRAINER), _PlainSave("torch_dist", 1))
     if first:
-        (unfinished / "state.json").write_text(json.dumps(dict(state), indent=1, sort_keys=True), encoding="utf-8")
+        text = json.dumps({**state, "anchor": anchor is not None}, indent=1, sort_keys=True)
+        (unfinished / "state.json").write_text(text, encoding="utf-8")
         for path in (*unfinished.rglob("*"), unfinished):
             _sync(path)
         _remove(final)
@@ -97,6 +125,24 @@ def save_checkpoint(
     return final
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to ourselves what torch is going to deprecate of what Megatron uses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _shards(model: TreeGPTModel) -> dict[str, Any]:
+    """Which part of the whole model each parameter of this rank is, by name."""
+    whole = model.sharded_state_dict()
+    return {name: whole[name] for name, _ in model.named_parameters()}
+
+
+def _sharded_anchor(shards: Mapping[str, Any], anchor: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: make_sharded_optimizer_tensor(shards[name], tensor, "anchor") for name, tensor in anchor.items()}
+
+
 def _remove(folder: Path) -> None:
     """Delete a checkpoint; it loses its name first, since a folder with a checkpoint's name must be complete."""
     if folder.exists():
@@ -104,13 +150,6 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
         shutil.rmtree(doomed)
-
-
-def _optimizer_tensors(model: TreeGPTModel, optimizer: Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    for part, tensors in optimizer.tensors().items():
-        for name, whole in export_tensors(model, tensors):
-            yield f"{part}/{name}", whole
-    yield _RNG, torch.get_rng_state()
 
 
 def _sync(path: Path) -> None:
@@ -121,38 +160,34 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def load_checkpoint(folder: Path, model: TreeGPTModel, optimizer: Optimizer) -> dict[str, torch.Tensor] | None:
-    """Restore weights, optimiser and random state; return the anchor weights when a burst was open."""
+def load_checkpoint(folder: Path, model: TreeGPTModel, optimizer: AnyOptimizer) -> dict[str, torch.Tensor] | None:
+    """Restore weights and optimiser in any layout and dtype; return the anchor weights when a burst was open."""
     state = read_state(folder)
-    source = TensorSource(folder / _TRAINER, "optimizer*.safetensors")
-    exact = _exact_weights(folder, source)
-    import_tensors(model, exact)
-    restored = {
-        part: _read_part(model, exact if part == MASTER else partial(_named, source, part), like)
-        for part, like in optimizer.tensors().items()
-    }
-    optimizer.load(restored, int(state["step"]))
-    torch.set_rng_state(source(_RNG))
-    if not any((folder / _TRAINER).glob("anchor*.safetensors")):
-        return None
-    anchor = {name: torch.empty_like(p, device="cpu") for name, p in model.named_parameters()}
-    import_tensors(model, TensorSource(folder / _TRAINER, "anchor*.safetensors"), anchor)
+    load_hf(model, folder)
+    shards = _shards(model)
+    wanted = {"optimizer": optimizer.sharded_state(shards, loading=True)}
+    if state.get("anchor"):
+        empty = {name: torch.empty_like(p, device="cpu") for name, p in model.named_parameters()}
+        wanted["anchor"] = _sharded_anchor(shards, empty)
+    with _complaining(folder, RuntimeError, ValueError):  # torch.load and json say it so
+        (folder / _TRAINER / "common.pt").stat()
+        dist_checkpointing.load_common_state_dict(str(folder / _TRAINER))
+    with _complaining(folder), _quiet():
+        found = dist_checkpointing.load(wanted, str(folder / _TRAINER))
+    optimizer.load(found["optimizer"], int(state["step"]))
+    anchor: dict[str, torch.Tensor] | None = found.get("anchor")
     return anchor
 
 
-def _exact_weights(folder: Path, source: TensorSource) -> Callable[[str], torch.Tensor]:
-    """The float32 copies where the checkpoint was trained below float32, else its weights; for a model of any dtype."""
-    weights = TensorSource(folder)
-    return lambda name: source(f"{MASTER}/{name}") if f"{MASTER}/{name}" in source else weights(name)
-
-
-def _named(source: TensorSource, part: str, name: str) -> torch.Tensor:
-    return source(f"{part}/{name}")
-
-
-def _read_part(
-    model: TreeGPTModel, read: Callable[[str], torch.Tensor], like: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    into = {name: torch.empty_like(tensor) for name, tensor in like.items()}
-    import_tensors(model, read, into)
-    return into
+@contextmanager
+def _complaining(folder: Path, *more: type[Exception]) -> Iterator[None]:
+    """Say of a file that cannot be read what can be done."""
+    kinds = (dcp.api.CheckpointException, CheckpointingException, UnpicklingError, OSError, EOFError, *more)
+    try:
+        yield
+    except kinds as error:
+        told = str(error).strip().splitlines() or [repr(error)]
+        raise CorruptError(
+            f"checkpoint {folder}: wanted the optimiser in {_TRAINER}, got {told[-1]:.200}; delete the checkpoint to "
+            "resume from the one before"
+        ) from error

@@ -15,7 +15,9 @@ from megatron.core import parallel_state
 
 from gyre_train.attn.api import RowRanges
 
-__all__ = ["cp_rank", "cp_size", "gather_rows", "merge_edges", "own_rows", "rows_of"]
+from .parallel import tp_size
+
+__all__ = ["cp_rank", "cp_size", "gather_rows", "merge_edges", "own_rows", "padded", "rows_of"]
 
 
 def cp_size() -> int:
@@ -38,6 +40,14 @@ def rows_of(num_rows: int, rank: int, size: int) -> RowRanges:
 def own_rows(num_rows: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """This rank's rows [R] of a pack of so many."""
     return _index(rows_of(num_rows, cp_rank(), cp_size()), device)
+
+
+def padded(num_rows: int, *, sequence_parallel: bool) -> int:
+    """Rows that a rank computes for its own ones: at least one, and under sequence parallelism an equal part for each
+    tensor-parallel rank. What is over stands at the end, attends to nothing and has no loss.
+    """
+    parts = tp_size() if sequence_parallel else 1
+    return max(1, -(-num_rows // parts)) * parts
 
 
 def gather_rows(local: torch.Tensor, num_rows: int) -> torch.Tensor:

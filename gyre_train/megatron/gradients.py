@@ -11,17 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
+from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from torch import nn
 
 from .parallel import tp_rank
 
-__all__ = ["SimpleDataParallel", "clip_gradients", "finish_gradients", "gradient_of", "wrap_model"]
+__all__ = ["SimpleDataParallel", "clip_gradients", "finish_gradients", "gradient_of"]
 
 
 class SimpleDataParallel(_BaseDataParallel):
@@ -70,14 +66,6 @@ class SimpleDataParallel(_BaseDataParallel):
 def _move_to_main_grad(parameter: nn.Parameter) -> None:
     parameter.main_grad.add_(parameter.grad)
     parameter.grad = None
-
-
-def wrap_model(model: nn.Module) -> _BaseDataParallel:
-    """Wrap a built model for training: Megatron's own DDP on CUDA (unverified), SimpleDataParallel elsewhere."""
-    if next(model.parameters()).is_cuda:
-        ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
-        return DistributedDataParallel(model.config, ddp_config, model)
-    return SimpleDataParallel(model.config, model)
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor | None:

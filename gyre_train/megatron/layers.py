@@ -54,13 +54,12 @@ class TreeLayer(TransformerLayer):
         return checkpoint(run, hidden_states, use_reentrant=False, preserve_rng_state=False)
 
     def _own_routes(self, routes_TLK: torch.Tensor | None, num_rows: int) -> torch.Tensor | None:
-        """This layer's, for the rows in hand: under sequence parallelism a rank's part of the padded rows."""
+        """This layer's, for the padded rows in hand: under sequence parallelism a rank's part of them."""
         if routes_TLK is None:
             return None
         routes_TK = routes_TLK[:, self.layer_number - 1].long()
-        if not self.config.sequence_parallel:
-            return routes_TK
-        size, rank = self.pg_collection.tp.size(), self.pg_collection.tp.rank()
+        group = self.pg_collection.tp
+        size, rank = (group.size(), group.rank()) if self.config.sequence_parallel else (1, 0)
         return F.pad(routes_TK, (0, 0, 0, num_rows * size - len(routes_TK)), value=-1).chunk(size)[rank]
 
 

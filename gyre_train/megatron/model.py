@@ -18,6 +18,8 @@ from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
@@ -26,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from gyre_train.attn.api import RowRanges, tree_attention
 
 from .architecture import check_supported, expert_settings, head_dim, inverse_frequencies, is_sparse
-from .context import cp_rank, cp_size, gather_rows, merge_edges, own_rows, rows_of
+from .context import cp_rank, cp_size, gather_rows, merge_edges, own_rows, padded, rows_of
 from .layers import ep_size, layer_spec
 from .logprobs import vocab_parallel_logprobs
 
@@ -108,15 +110,17 @@ class TreeAttention(nn.Module):
         **__: Any,
     ) -> torch.Tensor:
         """Attend within each path of the tree; [T, 1, heads, dim] in, [T, 1, heads * dim] out."""
-        key, value = key[:, 0], value[:, 0]
+        num_rows = num_own = packed_seq_params.segments.num_rows
         if packed_seq_params.rows is not None:
-            num_rows = packed_seq_params.segments.num_rows
+            num_own = sum(end - start for start, end in packed_seq_params.rows)
+        key, value = key[:num_own, 0], value[:num_own, 0]
+        if packed_seq_params.rows is not None:
             key, value = gather_rows(torch.stack((key, value), 1), num_rows).unbind(1)
         out = tree_attention(
-            query[:, 0], key, value, packed_seq_params.segments, rows=packed_seq_params.rows,
+            query[:num_own, 0], key, value, packed_seq_params.segments, rows=packed_seq_params.rows,
             backend=packed_seq_params.backend, scale=self.scale,
         )  # fmt: skip
-        return out.reshape(out.shape[0], 1, -1)
+        return F.pad(out.flatten(1)[:, None], (0, 0, 0, 0, 0, len(query) - num_own))
 
 
 class TreeGPTModel(GPTModel):
@@ -142,6 +146,8 @@ class TreeGPTModel(GPTModel):
         self.real_vocab = real_vocab
         self.sparse_layers = sparse_layers
         """Which layers of the whole model have experts."""
+        if config.sequence_parallel and self.post_process:  # rows are chosen before this layer, so they come whole
+            self.output_layer.sequence_parallel, self.output_layer.allreduce_dgrad = False, True
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Mark embedding and output weights; those of a tied pair in two stages are both filled by `load_hf`.
@@ -163,15 +169,18 @@ class TreeGPTModel(GPTModel):
     ) -> torch.Tensor:
         if not self.post_process:
             return hidden_states
+        if self.config.sequence_parallel:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
         hidden_TH = hidden_states[:, 0]
         rows_E = packed_seq_params.source_row_E
         if rows_E is None:
-            return self._logits(hidden_TH)
+            return self._logits(hidden_TH[: packed_seq_params.segments.num_rows])
         edges = (packed_seq_params.target_id_E, packed_seq_params.temperature_E)
         if packed_seq_params.rows is None:
             return self._all_edges(hidden_TH, rows_E, *edges)
         place_T = torch.full((packed_seq_params.segments.num_rows,), -1, device=rows_E.device)
-        place_T[own_rows(len(place_T), rows_E.device)] = torch.arange(len(hidden_TH), device=rows_E.device)
+        own_R = own_rows(len(place_T), rows_E.device)
+        place_T[own_R] = torch.arange(len(own_R), device=rows_E.device)
         own = (place_T[rows_E] >= 0).nonzero()[:, 0]
         values = self._all_edges(hidden_TH, place_T[rows_E[own]], *(x[own] for x in edges))
         return merge_edges(values, own, len(rows_E))
@@ -226,6 +235,8 @@ def build_model(
     tp = int(parallel_state.get_tensor_model_parallel_world_size())
     pp = int(parallel_state.get_pipeline_model_parallel_world_size())
     check_supported(hf, tp=tp, pp=pp, ep=ep_size())
+    if tp > 1 and device.startswith("cuda"):  # sequence parallelism keeps a random state for dropout, which is 0
+        initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about settings of Megatron's own that we do not make
         config = _transformer_config(hf, tp, pp, dtype, device, initialize)
@@ -270,6 +281,7 @@ def _transformer_config(
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         context_parallel_size=cp_size(),
+        sequence_parallel=tp > 1 and device.startswith("cuda"),
         use_cpu_initialization=device == "cpu",
         perform_initialization=initialize,
         params_dtype=dtype,
@@ -349,8 +361,9 @@ def full_logits(
 def _forward(
     model: nn.Module, ids_T: np.ndarray, position_T: np.ndarray, extra: TreeSeqParams, device: torch.device
 ) -> torch.Tensor:
-    ids = _to_device(ids_T, device).long()[None]
-    positions = _to_device(position_T, device).long()[None]
+    config = getattr(model, "module", model).config
+    over = padded(len(ids_T), sequence_parallel=config.sequence_parallel) - len(ids_T)
+    ids, positions = (F.pad(_to_device(x, device).long(), (0, over))[None] for x in (ids_T, position_T))
     result: torch.Tensor = model(ids, positions, None, packed_seq_params=extra)
     return result
 

@@ -1,28 +1,28 @@
-"""AdamW over a TreeGPTModel, with float32 master copies of weights below float32.
+"""AdamW over a TreeGPTModel, with float32 master copies of weights below float32, on any device.
 
-Decay never touches norm gains and biases. State is given out and taken back by Megatron parameter name, so that a
-checkpoint can store it under Hugging Face names and load it at another tensor-parallel size.
+Decay never touches norm gains and biases. Its sharded state has the keys of Megatron's own optimisers, so that either
+(`stock`) resumes what the other saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
 
-from .gradients import gradient_of
+from .gradients import clip_gradients, gradient_of
 from .model import TreeGPTModel
 
-__all__ = ["MASTER", "Optimizer"]
+__all__ = ["Optimizer"]
 
-MASTER = "master"
-"""What `Optimizer.tensors` calls the float32 copies of weights below float32."""
-
+_PARAM = "param"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """One AdamW step on the gradients that `finish_gradients` and `clip_gradients` left behind."""
+    """One AdamW step on the gradients that `finish_gradients` left behind and `clip` bounded."""
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class Optimizer:
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
     ) -> None:
+        self._model = model
         self._parameters = dict(model.named_parameters())
         self._masters: dict[str, torch.Tensor] = {
             name: torch.nn.Parameter(p.detach().float()) if p.dtype in (torch.bfloat16, torch.float16) else p
@@ -43,6 +44,10 @@ class Optimizer:
             [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
             lr=0.0, betas=betas, eps=eps,
         )  # fmt: skip
+
+    def clip(self, max_norm: float) -> float:
+        """Scale all gradients so that the model's gradient norm is at most `max_norm` (0: only measure). Returns it."""
+        return clip_gradients(self._model, max_norm)
 
     def step(self, lr: float) -> None:
         """Apply one step at this learning rate and write the weights back into the model."""
@@ -66,25 +71,31 @@ class Optimizer:
                     self._parameters[name].copy_(master)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return {"exp_avg": {name: tensor}, "exp_avg_sq": ..., "master": ...}; moments are zero before any step."""
-        out: dict[str, dict[str, torch.Tensor]] = {}
+        """Return {"param": {name: tensor}, "exp_avg": ..., "exp_avg_sq": ...}; moments are zero before any step.
+
+        `param` are the exact weights: the float32 copies where there are such.
+        """
+        out = {_PARAM: {name: master.detach() for name, master in self._masters.items()}}
         for moment in _MOMENTS:
             out[moment] = {
                 name: self._adam.state[master].get(moment, torch.zeros_like(master))
                 for name, master in self._masters.items()
             }
-        copies = {name: m.detach() for name, m in self._masters.items() if m is not self._parameters[name]}
-        if copies:
-            out[MASTER] = copies
         return out
+
+    def sharded_state(self, shards: Mapping[str, Any], *, loading: bool) -> dict[str, dict[str, Any]]:
+        """Return `tensors` as parts of the whole model's; `shards` says which part of it each parameter is."""
+        del loading
+        return {
+            kind: {n: make_sharded_optimizer_tensor(shards[n], x, f"optimizer.state.{kind}") for n, x in own.items()}
+            for kind, own in self.tensors().items()
+        }
 
     def load(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], num_steps: int) -> None:
         """Take back what `tensors` gave after `num_steps` steps."""
         with torch.no_grad():
             for name, master in self._masters.items():
-                if MASTER in tensors:
-                    master.copy_(tensors[MASTER][name])
-                if num_steps:
-                    state = {moment: tensors[moment][name].clone() for moment in _MOMENTS}
-                    self._adam.state[master] = {"step": torch.tensor(float(num_steps)), **state}
+                master.copy_(tensors[_PARAM][name])
+                state = {moment: tensors[moment][name].clone() for moment in _MOMENTS}
+                self._adam.state[master] = {"step": torch.tensor(float(num_steps)), **state}
         self.refresh_model()

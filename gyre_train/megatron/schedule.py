@@ -16,8 +16,9 @@ from torch import nn
 
 from gyre_train.pack import Pack
 
-from .context import own_rows
+from .context import own_rows, padded
 from .model import stage_forward
+from .parallel import tp_size
 
 __all__ = ["dealt", "forward_packs", "train_packs"]
 
@@ -43,14 +44,17 @@ class _Links:
         self.first, self.last = self.stage == 0, self.stage == self.stages - 1
         parameter = next(model.parameters())
         self._dtype, self._device = parameter.dtype, parameter.device
-        self._width = getattr(model, "module", model).config.hidden_size
+        config = getattr(model, "module", model).config
+        self._width, self._sequence_parallel = config.hidden_size, config.sequence_parallel
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def receive_hidden(self, pack: Pack) -> torch.Tensor | None:
         """The stage before's output for this pack; None in the first stage."""
         if self.first:
             return None
-        hidden = torch.empty(len(own_rows(pack.num_tokens)), 1, self._width, dtype=self._dtype, device=self._device)
+        rows = padded(len(own_rows(pack.num_tokens)), sequence_parallel=self._sequence_parallel)
+        rows //= tp_size() if self._sequence_parallel else 1
+        hidden = torch.empty(rows, 1, self._width, dtype=self._dtype, device=self._device)
         dist.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), self._group())
         return hidden
 

@@ -1,9 +1,8 @@
 """Hugging Face weights in and out of a TreeGPTModel in slices and stages, exact in both directions.
 
 Megatron fuses what Hugging Face keeps apart: `linear_qkv` holds, per key-value group, [its query heads | k | v], and
-`linear_fc1` holds [gate | up], each sliced over ranks separately. One table below says it for every parameter;
-optimiser state has the shapes of its parameters and travels by the same table, so a checkpoint does not depend on the
-layout of ranks.
+`linear_fc1` holds [gate | up], each sliced over ranks separately. One table below says it for every parameter,
+and for whatever has the shapes of the parameters (a reference's weights, moments in tests), in any layout of ranks.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoConfig
 
 from gyre_train.exactness import recorded_trees
-from gyre_train.megatron.gradients import finish_gradients, gradient_of, wrap_model
+from gyre_train.megatron.gradients import SimpleDataParallel, finish_gradients, gradient_of
 from gyre_train.megatron.model import TreeGPTModel, build_model, edge_logprobs
 from gyre_train.megatron.weights import export_tensors, load_hf
 from gyre_train.pack import Pack
@@ -23,7 +23,7 @@ class RankModel:
 
     def __init__(self, model: TreeGPTModel, dtype: torch.dtype, backend: str) -> None:
         self.dtype, self.backend, self.model = dtype, backend, model
-        self.wrapped = wrap_model(model)
+        self.wrapped = SimpleDataParallel(model.config, model)
 
     def edge_logprobs(self, pack: Pack) -> torch.Tensor:
         return edge_logprobs(self.wrapped, pack, backend=self.backend)[0]

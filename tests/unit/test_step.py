@@ -126,22 +126,29 @@ def test_a_checkpoint_loses_nothing_when_the_dtype_changes(model: Path, tmp_path
     learner = Learner(narrow, Anchor.STEP, None)
     learner.step(StepWork(step=1, packs=made, num_executions=1, lr=1e-4))
     folder = learner.save(tmp_path / "a", 1, {"step": 1})
-    masters = learner.optimizer.tensors()["master"]
+    masters = learner.optimizer.tensors()["param"]
     wide = Learner(config(model, tmp_path, runs=tmp_path), Anchor.STEP, folder)
     for name, p in wide.model.named_parameters():
         assert torch.equal(p, masters[name]), name
     assert any(not torch.equal(m, m.bfloat16().float()) for m in masters.values())
     back = Learner(narrow, Anchor.STEP, wide.save(tmp_path / "b", 1, {"step": 1}))
-    for name, master in back.optimizer.tensors()["master"].items():
+    for name, master in back.optimizer.tensors()["param"].items():
         assert torch.equal(master, masters[name]), name
 
 
 def test_a_damaged_checkpoint_says_so_and_what_to_do(model: Path, tmp_path: Path) -> None:
     settings = config(model, tmp_path, runs=tmp_path)
     folder = Learner(settings, Anchor.STEP, None).save(tmp_path / "c", 1, {"step": 1})
-    (folder / "trainer/optimizer.safetensors").write_bytes(b"cut short")
-    with pytest.raises(CorruptError, match=r"optimizer.safetensors: wanted a safetensors file.*delete the checkpoint"):
-        Learner(settings, Anchor.STEP, folder)
+    for file in [path for path in (folder / "trainer").iterdir() if path.is_file()]:
+        whole = file.read_bytes()
+        for left in (whole[: len(whole) // 2], None):
+            file.unlink() if left is None else file.write_bytes(left)
+            with pytest.raises(
+                CorruptError, match=r"wanted the optimiser in trainer, got .+; delete the checkpoint to"
+            ):
+                Learner(settings, Anchor.STEP, folder)
+        file.write_bytes(whole)
+    Learner(settings, Anchor.STEP, folder)
     (folder / "state.json").write_text("{}")
     with pytest.raises(CorruptError, match=r"wanted its step.s number.*delete the folder"):
         Learner(settings, Anchor.STEP, folder)
