@@ -207,11 +207,11 @@ def attention_peak(tokens: int, device: str) -> float:
 
 
 def planning() -> dict[str, float]:
-    """Four executions of the published shape and a million tokens each, whole and cut over several packs."""
+    """Four executions of the published shape and a million tokens each, whole one by one and cut over several packs."""
     runs = [published_shape(vocab=1000, total=1_000_000, seed=seed) for seed in range(4)]
     longest = max(int(t.num_tokens_N[t.needed_path(j)].sum()) for t in runs for j in range(len(t.trajectories)))
     rates, gaps = [], []
-    for budget in (whole_budget(runs), 2 * longest, longest):
+    for budget in (max(whole_budget([tree]) for tree in runs), 2 * longest, longest):
         took = [seconds(lambda budget=budget: plan(runs, tokens=budget), "cpu") for _ in range(10)]
         made = plan(runs, tokens=budget)
         rates.append(made.num_distinct_tokens / min(took))
