@@ -157,6 +157,8 @@ class _Reader:
             self._session.harness_version = text_of(record.get("version")) or self._session.harness_version
             if kind in _BESIDE:
                 self._report.beside[kind] += 1
+                if text_of(record.get("uuid")) and text_of(record.get("parentUuid")):
+                    self._placed(record, text_of(record.get("agentId")) or agent)  # what follows may hang on it
             elif kind not in ("user", "assistant", "system", "attachment") or not text_of(record.get("uuid")):
                 self._report.unknown(kind, record)
             elif record["uuid"] in self._records:
@@ -164,7 +166,8 @@ class _Reader:
             else:
                 self._take(kind, record, text_of(record.get("agentId")) or agent)
 
-    def _take(self, kind: str, told: Mapping[str, Any], agent: str | None) -> None:
+    def _placed(self, told: Mapping[str, Any], agent: str | None) -> Record:
+        """The record of a line, in its place in the tree."""
         self._order += 1
         if told.get("isSidechain") and agent is None:
             agent = "sidechain"  # of an older client: in the session's own file, unnamed
@@ -175,7 +178,10 @@ class _Reader:
             agent=agent if told.get("isSidechain") else None,
             at=parse_time(told.get("timestamp")),
         )
-        self._records[record.uuid] = record
+        return self._records.setdefault(record.uuid, record)
+
+    def _take(self, kind: str, told: Mapping[str, Any], agent: str | None) -> None:
+        record = self._placed(told, agent)
         body = told.get("message")
         if kind == "assistant" and isinstance(body, Mapping):
             self._assistant(record, told, body)

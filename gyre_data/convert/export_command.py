@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from rich.text import Text
 from gyre_data.eligible import ROLE_ORDER
 from gyre_data.run_copy import Exported
 from gyre_data.schema import AgentRole
-from gyre_data.scores import parse_weights
+from gyre_data.scores import known_weights
 from gyre_data.show.layout import show
 from gyre_data.store import find_run, open
 
@@ -22,6 +23,15 @@ from .exporting import EXPORT_FORMATS
 from .exporting import export as export_to
 
 __all__ = ["export"]
+
+
+class Role(StrEnum):
+    """Whose trajectories `--role` takes: the roles that are ever trained."""
+
+    MAIN = "main"
+    MAIN_SUMMARY = "main_summary"
+    SUB_AGENT = "sub_agent"
+    SUB_AGENT_SUMMARY = "sub_agent_summary"
 
 
 def export(
@@ -36,7 +46,7 @@ def export(
     ] = None,
     redact: Annotated[bool, typer.Option(help="Take secrets out.")] = True,
     pattern: Annotated[list[str] | None, typer.Option(help="Regular expression of another secret; may repeat.")] = None,
-    role: Annotated[list[AgentRole] | None, typer.Option(help="Only trajectories of this role; may repeat.")] = None,
+    role: Annotated[list[Role] | None, typer.Option(help="Only trajectories of this role; may repeat.")] = None,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
     evaluator: Annotated[
         list[str] | None, typer.Option(help="Evaluator of the reward, NAME or NAME=WEIGHT; may repeat.")
@@ -50,8 +60,9 @@ def export(
     with a prefix, PEM blocks, Authorization headers, passwords in URLs and environment files); for others give
     --pattern. Where token ids would tell a secret, they are left out with what was sampled after it.
     """
+    opened = open(find_run(run))
     done = export_to(
-        open(find_run(run)),
+        opened,
         out,
         format=format,
         where=where,
@@ -59,8 +70,8 @@ def export(
         patterns=pattern or (),
         force=force,
         j_max=j_max or None,
-        roles=role or ROLE_ORDER,
-        evaluators=parse_weights(evaluator),
+        roles=[AgentRole(one.value) for one in role] if role else ROLE_ORDER,
+        evaluators=known_weights(evaluator, [opened]),
     )
     if as_json:
         typer.echo(json.dumps({**asdict(done), "path": str(done.path)}, indent=1))
@@ -75,6 +86,18 @@ def _lines(done: Exported, redact: bool) -> Iterator[Text]:
         told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
         yield Text(f"  left out {level}: {told}")
     yield _secrets(done, redact)
+    yield Text(_next(done), style="dim")
+
+
+def _next(done: Exported) -> str:
+    """What one does with it."""
+    if done.format == "run":
+        return f"look at it: gyre tree {done.path}   whole: gyre verify {done.path}"
+    if done.format in ("chat", "atif"):
+        return f"read it back: gyre import {done.path} -o RUN"
+    if done.format == "parquet":
+        return f"read it: python -c 'import pyarrow.parquet as p; print(p.read_table(\"{done.path}\").schema)'"
+    return f"what a row holds, and what is lost: docs/convert.md, {done.format}"
 
 
 def _secrets(done: Exported, redact: bool) -> Text:

@@ -19,6 +19,28 @@ SAMPLE = DATA / "claude-code" / "f9cbc123-b4dc-4c2c-98d5-003acd99ffd6.jsonl"
 SESSION = "0b5e6ac1-6c6b-4f6e-9f5e-0123456789ab"
 
 
+SPOTTER = DATA / "claude-code-spotter" / "ae4a77f8-aedd-4bc1-888f-c94edc91af04.jsonl"
+
+
+def test_a_public_session_whose_lines_hang_on_progress_lines(tmp_path: Path) -> None:
+    done = imported(SPOTTER, tmp_path / "run")
+    execution = only_execution(tmp_path / "run")
+    tree = execution.tree
+    assert [one.num_calls for one in done.sessions] == [10]
+    (agent,) = sub_agents(tree)
+    assert (agent.agent_id, len(agent.calls)) == ("aac57f5", 3)
+    starter = tree.calls[[c.call_id for c in tree.calls].index(agent.spawned_by_call)]
+    assert starter.agent_role == AgentRole.MAIN
+    (compaction,) = compactions(tree)
+    output = tree.call(compaction.call_id).output_node
+    assert output is not None
+    first, *_ = conversation(execution, output)
+    assert first[1].startswith("This session is being continued from a previous conversation")
+    # Every other call of an agent goes on from the one before it.
+    assert [c.extension for c in tree.calls].count(Extension.FORK) == 0
+    assert sum(c.extension == Extension.ROOT for c in tree.calls) == 3
+
+
 class Log:
     """A session file in the making."""
 

@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import re
+import shlex
 import stat
 import threading
 import zlib
@@ -239,6 +240,22 @@ def test_the_command_writes_a_report_or_refuses(tmp_path: Path) -> None:
     assert "--remote" in str(refused.exception)
     unwritable = runner.invoke(app, ["view", "sample", "-o", str(tmp_path / "r.html" / "r.html")])
     assert "name another place" in str(unwritable.exception)
+
+
+def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "view.md").read_text()
+    (block,) = re.findall(r"^```\w+\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    view_case().write(Path("runs/a"))
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(ViewServer, "serve_forever", lambda server: None)
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        done = CliRunner().invoke(app, words[2:])
+        assert done.exit_code == 0, done.output
+    assert [url.partition("#")[2] for url in opened] == ["", f"e={BUSY}"]
+    assert Path("report.html").stat().st_size > 50_000
 
 
 def test_watchers_hear_of_new_rows(tmp_path: Path) -> None:
