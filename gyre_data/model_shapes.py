@@ -10,7 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from .errors import ConfigError
@@ -182,11 +184,19 @@ def named_shape(model: str | Path) -> tuple[str, ModelShape]:
     name = next((name for name in MODELS if name.lower() == wanted), None) or short.get(wanted.rsplit("/", 1)[-1])
     if name is None:
         near = get_close_matches(wanted.rsplit("/", 1)[-1], short, n=3, cutoff=0.3)
-        told = ", ".join(short[one] for one in near) or ", ".join(MODELS)
+        nearest = f"nearest: {', '.join(short[one] for one in near)}; " if near else ""
         raise ConfigError(
-            f"wanted a model of the table or a folder with config.json, got {str(model)!r}; nearest known: {told}"
+            f"wanted a model of the table or a folder with config.json, got {str(model)!r}; {nearest}"
+            f"all of them:\n{_listed()}"
         )
     return name, MODELS[name]
+
+
+def _listed() -> str:
+    """The names of the table, a line for each maker."""
+    by_maker = (", ".join(names) for _, names in groupby(MODELS, lambda name: name.partition("/")[0]))
+    form = {"initial_indent": "  ", "subsequent_indent": "    ", "break_on_hyphens": False}
+    return "\n".join(fill(names, 78, **form) for names in by_maker)  # type: ignore[arg-type]
 
 
 def shape_from_config(config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:

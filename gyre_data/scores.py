@@ -27,6 +27,7 @@ from .types import Score
 __all__ = [
     "Reward",
     "evaluator_weights",
+    "known_weights",
     "latest_scored",
     "make_score",
     "parse_weights",
@@ -140,6 +141,21 @@ def parse_weights(words: Iterable[str] | None) -> dict[str, float] | None:
         except ValueError:
             raise ConfigError(f"wanted --evaluator NAME or NAME=WEIGHT, got {word!r}; write pytest=0.5") from None
     return found or None
+
+
+def known_weights(words: Iterable[str] | None, runs: Iterable[Tables]) -> dict[str, float] | None:
+    """`parse_weights`, for runs whose verdicts are there: ConfigError for an evaluator of which they hold no row."""
+    found = parse_weights(words)
+    if found is None:
+        return None
+    rows = [row for run in runs for held in scores_by_execution(run).values() for row in held]
+    names = sorted({row.evaluator for row in rows})
+    for name in found:
+        if not any(_of(rows, name)):
+            raise ConfigError(
+                f"wanted an evaluator that judged something here, got {name!r}; there is {', '.join(names) or 'none'}"
+            )
+    return found
 
 
 def evaluator_weights(rows: Iterable[Score], wanted: Mapping[str, float] | None) -> dict[str, float]:

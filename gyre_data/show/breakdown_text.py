@@ -114,6 +114,7 @@ def _table(heads: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[Te
     sizes = [max(len(head), *(len(cells[k]) for cells, _ in rows)) for k, head in enumerate(heads)]
     before = sum(size + 2 for size in sizes[:-1])
     indent = before if width - before >= 20 else 4
+    sizes[0] -= min(max(0, before + len(heads[-1]) - width), sizes[0] - len(heads[0]))  # the heads stand on one line
     for cells, style in [(tuple(heads), "bold"), *rows]:
         padded = [
             f"{cell:<{size}}" if k in (0, len(cells) - 1) else f"{cell:>{size}}"

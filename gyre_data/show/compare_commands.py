@@ -18,6 +18,7 @@ from .target import Target, split_run, targets, where_of
 
 __all__ = ["diff", "search"]
 
+_ROLES = ("system", "user", "assistant", "tool")
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -56,14 +57,14 @@ def _name(found: Target) -> str:
 
 def search(
     words: Annotated[list[str], typer.Argument(metavar="[RUN] TEXT", help="What to look for; RUN before it.")],
-    role: Annotated[
-        str | None, typer.Option(help="Only in messages of this role: system, user, assistant, tool.")
-    ] = None,
+    role: Annotated[str | None, typer.Option(help=f"Only in messages of this role: {', '.join(_ROLES)}.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Hits shown; 0 shows all.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Find a text, or the name of a tool, in the messages of a run; case does not matter."""
     run, (text,) = split_run(words, 1, one_is_run=False)
+    if role is not None and role not in _ROLES:
+        raise ConfigError(f"wanted a role of a message: {', '.join(_ROLES)}; got --role {role}")
     hits = search_run(run, text, role=role, limit=limit or None)
     if as_json:
         print_json(hits)

@@ -12,9 +12,10 @@ import typer
 from gyre_data.decode import decoder
 from gyre_data.execution import executions, short_id
 from gyre_data.explain import ExecutionExplained, Loss, RunExplained, explain_execution, explain_run
+from gyre_data.printable import printable
 from gyre_data.provenance import explain_call, explain_token, request_body
 from gyre_data.reader import Run
-from gyre_data.scores import parse_weights
+from gyre_data.scores import known_weights
 
 from .explain_text import execution_lines, run_lines
 from .layout import print_json, screen, show
@@ -43,7 +44,13 @@ def explain(
         Objective, typer.Option(help="What would be trained: sft needs no scores and log-probs.")
     ] = Objective.RL,
     trainer: Annotated[Path | None, typer.Option(help="A trainer's folder: which of its steps consumed it.")] = None,
-    request: Annotated[bool, typer.Option("--request", help="Print the call's request body, byte for byte.")] = False,
+    request: Annotated[
+        bool,
+        typer.Option(
+            "--request",
+            help="Print the call's request body: in a pipe byte for byte, control characters as signs on a terminal.",
+        ),
+    ] = False,
     tokenizer: Annotated[str | None, typer.Option(help="Decode ids with this tokenizer's folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
@@ -55,13 +62,17 @@ def explain(
     """
     opened, rest = split_run([word for word in (run, target) if word is not None], 1)
     kind: Loss = "sft" if loss is Objective.SFT else "rl"
-    weights, cap = parse_weights(evaluator), j_max or None
+    weights, cap = known_weights(evaluator, [opened]), j_max or None
     if not rest:
         _run(opened, explain_run(opened, loss=kind, j_max=cap, evaluators=weights), as_json)
         return
     (found,) = targets(opened, rest)
     if request:
-        sys.stdout.buffer.write(request_body(found.execution, found.call))
+        body = request_body(found.execution, found.call)
+        if sys.stdout.isatty():
+            typer.echo(printable(body.decode("utf-8", "replace")))
+        else:
+            sys.stdout.buffer.write(body)
         return
     of = explain_execution(found.execution, loss=kind, j_max=cap, evaluators=weights, trainer=trainer)
     if found.number is None:

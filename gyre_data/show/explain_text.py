@@ -141,7 +141,7 @@ def execution_lines(found: ExecutionExplained, *, short: str, where: str, width:
     head = Text.assemble((short, "bold cyan"), f" {info.task_id or DASH}")
     head.append(f" #{info.sample_index}" if info.sample_index is not None else "")
     yield from flow([head, Text(info.execution_id, style=_QUIET), Text(info.harness or DASH), Text(end)], width)
-    yield from labelled("trained", _answer(found), width)
+    yield from labelled("training", _answer(found), width)
     if found.loss == "rl":
         yield from labelled("reward", _reward(found), width)
     for row in found.scores:
@@ -177,7 +177,7 @@ def _answer(found: ExecutionExplained) -> list[Text]:
         once = "" if found.note is None else ", once a reward is named"
         return [
             Text(f"yes{once}", style=_GOOD),
-            Text(f"{amount(v.num_owned)} tok through {v.num_trajectories} trajectories"),
+            Text(f"{amount(v.num_owned)} tok would be trained through {v.num_trajectories} trajectories"),
         ]
     rule = RULES.get(v.reason, "") if v.reason else ""
     never = Counter(one.reason for one in found.left_out if one.reason in _NEVER_RL)

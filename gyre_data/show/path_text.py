@@ -117,7 +117,7 @@ def _header(path: Path, short: str, number: int, trained: dict[int, int]) -> lis
         told,
         Text(str(call.agent_role) + (f" {call.agent_id}" if call.agent_id else "")),
         Text(f"{counted(len(path.calls), 'call')}, {counted(len(path.conversation), 'message')}"),
-        Text(f"{amount(len(path))} tok, {amount(tokens)} of them trained"),
+        Text(f"{amount(len(path))} tok, {amount(tokens)} of them would be trained"),
     ]
 
 

@@ -13,13 +13,14 @@ import typer
 
 from gyre_data.errors import ConfigError
 from gyre_data.frame import rows
+from gyre_data.printable import printable
 from gyre_data.query import batches, describe
-from gyre_data.scores import parse_weights
+from gyre_data.scores import known_weights
 from gyre_data.store import find_run
 from gyre_data.store import open as open_run
 
 from .layout import screen, show
-from .query_text import save, table_lines, view_lines, write_csv, write_json
+from .query_text import Writes, save, table_lines, view_lines, write_csv, write_json
 
 __all__ = ["query"]
 
@@ -63,11 +64,11 @@ def query(
         show(view_lines(describe(), " ".join(runs) or "RUN", console.width), console)
         return
     opened = [open_run(folder) for folder in folders or [find_run()]]
-    reader = batches(opened, sql, j_max=j_max or None, evaluators=parse_weights(evaluator))
+    reader = batches(opened, sql, j_max=j_max or None, evaluators=known_weights(evaluator, opened))
     if out is not None:
         typer.echo(f"{out}: {save(reader, out):,} rows")
     elif as_json or as_csv:
-        (write_json if as_json else write_csv)(reader, sys.stdout)
+        (write_json if as_json else write_csv)(reader, _Signs(sys.stdout) if sys.stdout.isatty() else sys.stdout)
     else:
         shown = limit if limit is not None else _SHOWN if console.is_terminal else 0
         every = (row for batch in reader for row in rows(batch))
@@ -75,6 +76,17 @@ def query(
         more = bool(shown) and len(found) > shown
         width = console.width if console.is_terminal else None
         show(table_lines(reader.schema.names, found[: shown or None], width=width, more=more), console)
+
+
+class _Signs:
+    """A terminal that is shown control characters and never given one."""
+
+    def __init__(self, out: Writes) -> None:
+        self._out = out
+
+    def write(self, text: str, /) -> int:
+        """Write `text` with signs in it."""
+        return self._out.write(printable(text))
 
 
 def _is_sql(word: str) -> bool:

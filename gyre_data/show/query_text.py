@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,7 @@ from gyre_data.printable import printable_json
 from .layout import flow, wrapped
 from .numbers import DASH
 
-__all__ = ["save", "table_lines", "view_lines", "write_csv", "write_json"]
+__all__ = ["Writes", "save", "table_lines", "view_lines", "write_csv", "write_json"]
 
 _LONG = 120  # characters of a value that a terminal shows
 _LISTED = 8  # elements of a list that a terminal shows
@@ -123,7 +123,15 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
-def write_json(reader: pa.RecordBatchReader, out: TextIO) -> None:
+class Writes(Protocol):
+    """What text can be written to."""
+
+    def write(self, text: str, /) -> int:
+        """Write `text`; returns its length."""
+        ...
+
+
+def write_json(reader: pa.RecordBatchReader, out: Writes) -> None:
     """One JSON array of objects, a line each."""
     before = "["
     for batch in reader:
@@ -133,7 +141,7 @@ def write_json(reader: pa.RecordBatchReader, out: TextIO) -> None:
     out.write("[]\n" if before == "[" else "\n]\n")
 
 
-def write_csv(reader: pa.RecordBatchReader, out: TextIO) -> None:
+def write_csv(reader: pa.RecordBatchReader, out: Writes) -> None:
     """CSV with a line of names; null is empty, lists and structs are JSON."""
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(reader.schema.names)

@@ -153,7 +153,7 @@ def _totals(counts: TreeCounts) -> list[Text]:
     if counts.trajectories:
         nodes += f", {count(counts.occurrences)} if expanded ({ratio(counts.sharing_messages)})"
     tokens = Text(f"{amount(counts.distinct_tokens)} tok")
-    tokens.append(f", {amount(counts.kept_tokens)} trained", style="" if counts.kept_tokens else _WRONG)
+    tokens.append(f", {amount(counts.kept_tokens)} would be trained", style="" if counts.kept_tokens else _WRONG)
     return [calls, Text(nodes), tokens]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gyre_data.scores import parse_weights
+from gyre_data.scores import known_weights
 from gyre_data.show.target import split_run, targets
 
 from .report import write_report
@@ -43,7 +43,7 @@ def view(
     """
     opened, rest = split_run([word for word in (run, execution) if word is not None], 1)
     found = targets(opened, rest)[0] if rest else None
-    judged: dict[str, Any] = {"j_max": j_max or None, "evaluators": parse_weights(evaluator)}
+    judged: dict[str, Any] = {"j_max": j_max or None, "evaluators": known_weights(evaluator, [opened])}
     if out is not None:
         only = found.execution.execution_id if found else None
         written = write_report(opened, out, execution=only, **judged)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,3 +152,25 @@ def test_a_text_that_is_no_object_keeps_no_other_from_being_read(tmp_path: Path,
     ):
         gyre(*words)
     assert {str(problem.kind) for problem in verify(run).problems} <= {"usage"}
+
+
+def test_a_terminal_gets_signs_and_a_pipe_the_bytes(tmp_path: Path) -> None:
+    source, run = tmp_path / "s.jsonl", tmp_path / "run"
+    source.write_text(
+        json.dumps({"messages": [{"role": "user", "content": ORDERS}, {"role": "assistant", "content": "x"}]})
+    )
+    gyre("import", source, "-o", run)
+    words = [sys.executable, "-m", "gyre_data", "query", str(run), "--csv", "select content from messages limit 1"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    assert ORDERS in subprocess.run(words, env=env, capture_output=True, check=True).stdout.decode()
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(words, env=env, stdout=theirs)
+    os.close(theirs)
+    told = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal is told
+        while piece := os.read(ours, 65536):
+            told += piece
+    os.close(ours)
+    assert child.wait() == 0
+    assert printable("\x1b]0;title") in told.decode()
+    assert not OBEYED - {"\r"} & set(told.decode())

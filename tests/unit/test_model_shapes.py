@@ -72,7 +72,7 @@ def test_a_model_is_found_by_name_folder_or_file(tmp_path: Path) -> None:
     assert named_shape("qwen3-8b")[0] == "Qwen/Qwen3-8B"
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert shape_of(tmp_path) == shape_of(tmp_path / "config.json") == MODELS["Qwen/Qwen3-8B"]
-    with pytest.raises(ConfigError, match="nearest known: Qwen/Qwen3-8B"):
+    with pytest.raises(ConfigError, match="nearest: Qwen/Qwen3-8B"):
         shape_of("Qwen/Qwen3-9B")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"'num_attention_heads' is missing.*give a causal model's folder"):

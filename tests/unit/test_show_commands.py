@@ -13,6 +13,7 @@ import pytest
 
 import gyre_data as gd
 from gyre_data.errors import ConfigError, DataError
+from gyre_data.model_shapes import MODELS
 from tests.support.busy_case import busy_case
 from tests.support.command import gyre, out
 
@@ -78,7 +79,7 @@ def test_stats_forecast_for_a_model_and_cuts(runs: Path) -> None:
     assert [cap["j_max"] for cap in told["caps"]] == [1, 2, 3, 4, 5, None]
     assert told["caps"][-1]["flops_ratio"] > 1.2
     assert "worth packing" in out("stats", runs, "-m", "Qwen/Qwen3-8B")
-    with pytest.raises(ConfigError, match="nearest known: Qwen/Qwen3-8B"):
+    with pytest.raises(ConfigError, match="nearest: Qwen/Qwen3-8B"):
         raise gyre("stats", runs, "--model", "Qwen3-8").exception or AssertionError
     assert out("stats", runs, "--by", "tool").startswith("no tool call")
     assert "unnamed" in out("stats", runs, "--by", "client")
@@ -176,3 +177,41 @@ def test_score_names_the_owner_when_it_has_no_api(runs: Path) -> None:
         owner.update_info({"endpoints": {"proxy": "http://127.0.0.1:9"}})
         with pytest.raises(ConfigError, match="pid"):
             raise gyre("score", runs, "0aaa", "0.5").exception or AssertionError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("explain", "sample"), ("query", "sample", "select 1 as x"), ("view", "sample", "-o", "r.html"),
+     ("export", "sample", "-o", "x.jsonl")],
+)  # fmt: skip
+def test_an_evaluator_that_judged_nothing_is_refused(words: tuple[str, ...], runs: Path) -> None:
+    with pytest.raises(ConfigError, match="judged something here, got 'nope'; there is judge"):
+        raise gyre(*words, "--evaluator", "nope").exception or AssertionError
+
+
+def test_roles_that_are_never_stored_or_trained_are_not_taken(runs: Path) -> None:
+    with pytest.raises(ConfigError, match="system, user, assistant, tool; got --role nope"):
+        raise gyre("search", "sample", "bay", "--role", "nope").exception or AssertionError
+    for role in ("side", "unknown", "unknown_value"):
+        assert gyre("export", "sample", "-o", "x.jsonl", "--role", role).exit_code == 2
+    assert "15 replies" not in out("export", "sample", "-o", "x.jsonl", "--role", "main")
+
+
+def test_a_model_that_is_not_known_lists_those_that_are(runs: Path) -> None:
+    told = str(gyre("stats", "sample", "--model", "nope").exception)
+    assert all(name in told for name in MODELS)
+    assert max(map(len, told.splitlines()[1:])) <= 80
+
+
+def test_the_heads_of_tables_stand_on_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for by in ("role", "client", "task", "tool", "evaluator"):
+        lines = out("stats", "sample", "--by", by).splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not lines[1].startswith(" "), by
+
+
+def test_an_export_ends_with_what_to_do_next(runs: Path) -> None:
+    for name, told in (("a.jsonl", "gyre import a.jsonl -o RUN"), ("copy", "gyre tree copy"), ("a.parquet", "python")):
+        assert told in out("export", "sample", "-o", name).splitlines()[-1]
+    assert "docs/convert.md" in out("export", "sample", "-o", "b.jsonl", "--format", "slime").splitlines()[-1]
