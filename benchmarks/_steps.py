@@ -23,7 +23,7 @@ from transformers import Qwen3Config
 from gyre_data.model_shapes import ModelShape, shape_from_config
 from gyre_train.edges import edges_of
 from gyre_train.loss import policy_loss
-from gyre_train.megatron.gradients import finish_gradients, gradient_of, wrap_model
+from gyre_train.megatron.gradients import SimpleDataParallel, finish_gradients, gradient_of
 from gyre_train.megatron.model import build_model
 from gyre_train.megatron.parallel import groups
 from gyre_train.megatron.schedule import train_packs
@@ -135,8 +135,8 @@ def opened(width: Width, device: str) -> Iterator[Bench]:
         model = build_model(hf, dtype=dtype, device=device, initialize=True)
         own = [layer.self_attention.core_attention for layer in model.decoder.layers]
         yield Bench(
-            width=width, device=device, shape=shape_from_config(hf.to_dict()), model=model, wrapped=wrap_model(model),
-            own_attention=own,
+            width=width, device=device, shape=shape_from_config(hf.to_dict()), model=model,
+            wrapped=SimpleDataParallel(model.config, model), own_attention=own,
         )  # fmt: skip
 
 
