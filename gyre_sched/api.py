@@ -195,6 +195,8 @@ class Plan:
     burst: int
     outstanding: int
     window: int = 1
+    since: int = 0
+    """Groups dispatched when it was made: its windows are counted from there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

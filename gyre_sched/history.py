@@ -97,6 +97,16 @@ class History:
         return self.state.groups.bursts
 
     @property
+    def dispatched(self) -> int:
+        """Groups dispatched until now."""
+        return self.state.groups.dispatched
+
+    @property
+    def plan(self) -> Plan | None:
+        """The one that stands."""
+        return self.state.groups.plan
+
+    @property
     def costs(self) -> Costs:
         """Means until now; 0 where nothing was measured."""
         return Costs(**{name: self.mean_s(name) for name in ("to_train_s", "to_rollout_s", "optimiser_s", "pull_s")})

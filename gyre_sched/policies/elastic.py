@@ -91,11 +91,14 @@ class Cohort(Waterlevel):
         )
 
 
-def by_cohort(snapshot: Snapshot, count: int, *, size: int) -> Sequence[Query]:
-    """The `count` upcoming queries of the window that are expected to end first; windows hold `size` queries."""
+def by_cohort(snapshot: Snapshot, count: int, *, size: int, since: int = 0) -> Sequence[Query]:
+    """The `count` upcoming queries of the window that are expected to end first.
+
+    Windows hold `size` queries; the first began when `since` were dispatched.
+    """
     chosen: list[Query] = []
     rest = snapshot.upcoming
-    left = size - snapshot.ledger.dispatched % size
+    left = size - (snapshot.ledger.dispatched - since) % size
     while rest and len(chosen) < count:
         window, rest = rest[:left], rest[left:]
         known = all(query.predicted_s is not None for query in window)

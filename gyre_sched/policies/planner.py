@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gyre_sched.actions import Action
 from gyre_sched.api import Params, Plan, Snapshot
@@ -49,13 +50,9 @@ class Planner:
         """As Waterlevel, by the plan that stands."""
         plan = snapshot.ledger.plan or self._plans(snapshot.params)[0]
         size = plan.window * plan.burst * snapshot.params.batch_groups
-        return elastic(
-            snapshot,
-            burst=plan.burst,
-            outstanding=plan.outstanding,
-            theta=self.theta,
-            choose=in_arrival_order if plan.window == 1 else lambda seen, count: by_cohort(seen, count, size=size),
-        )
+        by_estimate = partial(by_cohort, size=size, since=plan.since)
+        choose = by_estimate if plan.window > 1 else in_arrival_order
+        return elastic(snapshot, burst=plan.burst, outstanding=plan.outstanding, theta=self.theta, choose=choose)
 
     def plan(self, history: History) -> Plan | None:
         """Refit durations, costs and estimates, simulate every plan on the same seeds, and return the fastest.
@@ -68,7 +65,9 @@ class Planner:
         plans = self._plans(history.params, estimates=scenario.prediction_error >= 0)
         # Fresh seeds for every plan, so that a wrong choice does not stay one.
         seeds = range(_SEEDS * history.bursts, _SEEDS * (history.bursts + 1))
-        return min(plans, key=lambda plan: self._hours(scenario, history.params, plan, seeds))
+        best = min(plans, key=lambda plan: self._hours(scenario, history.params, plan, seeds))
+        stands = history.plan is not None and replace(history.plan, since=0) == best
+        return history.plan if stands else replace(best, since=history.dispatched)
 
     def _plans(self, params: Params, *, estimates: bool = False) -> list[Plan]:
         """What may be chosen, Waterlevel's own first: it wins a tie.

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gyre_sched.actions import Action, Event, Planned
-from gyre_sched.api import Cell, Params, Plan
+from gyre_sched.actions import Action, Dispatch, Event, Planned, QueriesOffered
+from gyre_sched.api import Cell, Params, Plan, Query
 from gyre_sched.durations import TwoLevel
 from gyre_sched.errors import ScenarioError
 from gyre_sched.fit import estimate_error, two_level
@@ -14,6 +14,7 @@ from gyre_sched.history import History, Sample
 from gyre_sched.invariants import Invariants
 from gyre_sched.policies import Planner, Waterlevel
 from gyre_sched.policies import planner as module
+from gyre_sched.policies.elastic import by_cohort
 from gyre_sched.scenario import Scenario
 from gyre_sched.simulate import Simulation, simulate
 from gyre_sched.state import State
@@ -103,10 +104,24 @@ def test_the_choice_is_the_fastest_of_its_own_forecasts(monkeypatch: pytest.Monk
     hours = {(4, 1): 3.0, (3, 1): 2.0, (4, 2): 2.5}
     monkeypatch.setattr(Planner, "_hours", lambda self, scenario, params, plan, seeds: hours[plan.burst, plan.window])
     simulate(SMALL, Listens(), seed=3)
-    assert Planner().plan(Listens.seen) == Plan(burst=3, outstanding=28)
-    assert Planner(window=1).plan(Listens.seen) == Plan(burst=3, outstanding=28)
+    history = Listens.seen
+    assert Planner().plan(history) == Plan(burst=3, outstanding=28, since=history.dispatched)
     hours[4, 2] = 1.0
-    assert Planner().plan(Listens.seen) == Plan(burst=4, outstanding=32, window=2)
+    assert Planner(window=1).plan(history) == Plan(burst=3, outstanding=28, since=history.dispatched)
+    assert Planner().plan(history) == Plan(burst=4, outstanding=32, window=2, since=history.dispatched)
+    history.state.groups.plan = stands = Plan(burst=4, outstanding=32, window=2, since=32)
+    assert Planner().plan(history) == stands  # its windows go on
+
+
+def test_windows_are_counted_from_the_plan() -> None:
+    """A window that began before it would be half used up, and what is left of it sorted alone."""
+    state = State(Params(batch_groups=1, group_size=1), [CORE])
+    queries = tuple(Query(id=f"q{i}", predicted_s=float(9 - i)) for i in range(9))
+    state.apply(QueriesOffered(queries=queries), 0.0)
+    state.apply(Dispatch(queries=("q0", "q1", "q2"), version=0), 0.0)
+    snapshot = state.snapshot(0.0)
+    assert [one.id for one in by_cohort(snapshot, 3, size=4, since=3)] == ["q6", "q5", "q4"]
+    assert [one.id for one in by_cohort(snapshot, 3, size=4)] == ["q3", "q7", "q6"]
 
 
 def test_where_the_timeout_cuts_the_tail_it_awaits_all() -> None:

@@ -70,9 +70,9 @@ def test_any_cut_leaves_a_prefix_and_writing_goes_on(written: tuple[Path, Simula
 
 
 def test_records_that_hold_records_come_back() -> None:
-    plan = Planned(plan=Plan(burst=3, outstanding=112, window=2))
+    plan = Planned(plan=Plan(burst=3, outstanding=112, window=2, since=256))
     offered = QueriesOffered(queries=(Query(id="q1", predicted_s=60.5), Query(id="q2")))
-    for record, told in ((plan, [3, 112, 2]), (offered, [["q1", 60.5], ["q2", None]])):
+    for record, told in ((plan, [3, 112, 2, 256]), (offered, [["q1", 60.5], ["q2", None]])):
         assert list(to_json(record).values())[1] == told
         assert from_json(json.loads(json.dumps(to_json(record)))) == record
     with pytest.raises(ValueError, match="a newer release wrote it"):
