@@ -25,7 +25,7 @@ from . import manifest as manifests
 from .arrays import BATCH_BYTES
 from .errors import ConfigError, DataError, SchemaError
 from .lock import FolderLock
-from .pins import pinned_manifests
+from .pins import TAGS, pinned_manifests
 from .recovery import QUARANTINE, REWRITERS, leftovers, recover
 from .schema import MINOR, TABLES, arrow_schema
 from .segment import Sealed, check_bytes, fsync_folder, map_file, write_sealed
@@ -224,7 +224,8 @@ def publish_tables(
 def unnamed(run: Path) -> list[Path]:
     """Files of segments that once were named and now are by no manifest in use: the newest, a tag's, a lease's.
 
-    Also what a change of this folder wrote and never published. Only the holder of the lock may ask.
+    Also what a change of this folder wrote and never published, and halves of small files that a killed process was
+    writing. Only the holder of the lock may ask.
     """
     in_use = [manifests.newest(run) or manifests.EMPTY, *pinned_manifests(run)]
     named = {pair for one in in_use for pair in one.stems()}
@@ -239,7 +240,8 @@ def unnamed(run: Path) -> list[Path]:
             is_ours = path.suffix in (".arrow", ".crc", ".tmp")
             if is_ours and once_named and ((table, stem) not in named or path.suffix == ".tmp"):
                 found.append(path)
-    return found
+    halves = ((run, ".run-*.tmp"), (run / manifests.FOLDER, ".*.tmp"), (run / TAGS, ".*.tmp"))
+    return [*found, *(path for folder, pattern in halves for path in sorted(folder.glob(pattern)))]
 
 
 def drop_unnamed(run: Path) -> int:

@@ -402,3 +402,16 @@ def test_no_link_in_a_folder_leads_a_writer_out_of_it(tmp_path: Path) -> None:
     assert mine.read_text() == "keep"
     assert (tmp_path / "home" / "e_1").is_dir()
     assert found(run) == []
+
+
+def test_halves_that_a_killed_process_was_writing_are_told_and_cleared(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    compact(run)
+    tag(run, "v1")
+    before = set(files(run))
+    for place in (".run-0123.tmp", "manifest/.w0-0123.tmp", "tags/.0123.tmp", "nodes/.compact-000099.arrow.tmp"):
+        (run / place).write_text("half")
+    assert found(run) == []
+    assert any(note.startswith("4 files are named by nothing any more") for note in verify(run).notes)
+    assert compact(run).stale_bytes == 16
+    assert set(files(run)) == before
