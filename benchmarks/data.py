@@ -34,6 +34,9 @@ from gyre_data.types import Attempt, Call, Node, VersionSpan
 BOUNDS = {
     "stats_100m_s": (None, 10.0),
     "stats_100m_anonymous_mib": (None, 1024.0),
+    "recorded_100m_stats_s": (None, 10.0),
+    "recorded_100m_stats_anonymous_mib": (None, 1024.0),
+    "cold_100m_stats_anonymous_mib": (None, 1024.0),
     "stats_time_growth": (None, 1.5),
     "stats_memory_growth": (None, 1.5),
     "scan_vs_jsonl": (50.0, None),
@@ -167,10 +170,8 @@ def measure_counting(runs: dict[int, Path]) -> dict[str, float]:
         a, *_, b, c = sizes
         # What a million tokens more costs over the whole range, against the range without its last size.
         figures[f"stats_{name}_growth"] = (most - first) / (c - a) / max((middle - first) / (b - a), floor)
-    if 100 not in sizes:  # quickly: what the last two sizes say about 100 million
-        for of in ("s", "anonymous_mib"):
-            middle, most = (figures[f"stats_{size}m_{of}"] for size in sizes[-2:])
-            figures[f"stats_100m_{of}"] = most + max(most - middle, 0.0) / (sizes[-1] - sizes[-2]) * (100 - sizes[-1])
+    if 100 not in sizes:
+        figures |= {f"stats_100m_{of}": at_100m(figures, f"stats_{{}}m_{of}", sizes) for of in ("s", "anonymous_mib")}
     if 300 in sizes:
         panels = {
             "gyre stats, seconds": {
@@ -184,6 +185,12 @@ def measure_counting(runs: dict[int, Path]) -> dict[str, float]:
         }
         PLOT.write_text(chart(sizes, panels, "million tokens"))
     return figures
+
+
+def at_100m(figures: dict[str, float], name: str, sizes: list[int]) -> float:
+    """What the last two sizes of a figure say about 100 million tokens."""
+    (a, before), (b, last) = ((size, figures[name.format(size)]) for size in sizes[-2:])
+    return last + max(last - before, 0.0) / (b - a) * (100 - b)
 
 
 def measure_scan(folder: Path, path: Path, lines_of: Path) -> dict[str, float]:
@@ -251,21 +258,26 @@ def measure_tree(folder: Path, one: Path, live: int) -> dict[str, float]:
     }
 
 
-def measure_recorded(path: Path) -> dict[str, float]:
-    """Ten million tokens as recorded, then compacted, then compacted cold: `gyre stats`, and bytes a distinct token.
+def measure_recorded(runs: dict[int, Path]) -> dict[str, float]:
+    """Runs as recorded, then compacted, then compacted cold: `gyre stats`, and bytes a distinct token of ten million.
 
     `nodes` holds the ids, the log-probs of the sampled quarter and all that names them; messages are in `blobs`.
     """
     figures: dict[str, float] = {}
     for state, command in (("recorded", ()), ("compacted", ("--yes",)), ("cold", ("--yes", "--cold"))):
-        if command:
-            figures[f"{state}_10m_compact_s"] = gyre("compact", str(path), *command).wall_s
-        took = gyre("stats", str(path), "--json")
-        counted = json.loads(took.out)["distinct_tokens"]
-        figures |= {f"{state}_10m_stats_s": took.wall_s, f"{state}_10m_stats_anonymous_mib": took.anonymous_mib}
+        for size, path in runs.items():
+            if command:
+                figures[f"{state}_{size}m_compact_s"] = gyre("compact", str(path), *command).wall_s
+            took, name = gyre("stats", str(path), "--json"), f"{state}_{size}m_stats"
+            assert json.loads(took.out)["distinct_tokens"] == size * TOKENS
+            figures |= {f"{name}_s": took.wall_s, f"{name}_cpu_s": took.cpu_s}
+            figures[f"{name}_anonymous_mib"] = took.anonymous_mib
+        if 100 not in runs:
+            for of in ("s", "cpu_s", "anonymous_mib"):
+                figures[f"{state}_100m_stats_{of}"] = at_100m(figures, f"{state}_{{}}m_stats_{of}", list(runs))
         for table in ("nodes", "calls", "blobs"):
-            size = sum(file.stat().st_size for file in (path / table).iterdir())
-            figures[f"{state}_bytes_a_token_{table}"] = size / counted
+            size = sum(file.stat().st_size for file in (runs[10] / table).iterdir())
+            figures[f"{state}_bytes_a_token_{table}"] = size / (10 * TOKENS)
     return figures
 
 
@@ -276,11 +288,11 @@ def measure(folder: Path, quick: bool) -> dict[str, float]:
     runs = make_runs(folder, source, sizes_of(quick))
     figures["made_mtok_per_s"] = max(runs) / (time.perf_counter() - started)
     recorded = {}
-    for size in (1, 10):
-        part = write_part(folder / f"recorded-part-{size}", source, range(size), recorded=True)
+    for size in (1, 10) if quick else (1, 10, 100):
+        part = write_part(folder / f"recorded-part-{size}", source, range(size), recorded=True, blobs=size < 100)
         recorded[size] = link_run(folder / f"recorded-{size}", [part])
     figures |= measure_tree(folder, recorded[1], 40 if quick else 300)
-    figures |= measure_recorded(recorded[10])
+    figures |= measure_recorded(recorded)
     figures |= measure_scan(folder, runs[10 if quick else 100], runs[1 if quick else 10])
     return figures | measure_counting(runs)
 
