@@ -14,7 +14,7 @@ from functools import partial
 from gyre_sched.actions import Action
 from gyre_sched.api import Params, Plan, Snapshot
 from gyre_sched.fit import estimate_error, two_level
-from gyre_sched.history import History
+from gyre_sched.history import History, Sample
 from gyre_sched.rules import in_arrival_order
 from gyre_sched.scenario import Scenario
 from gyre_sched.simulate import simulate
@@ -59,9 +59,11 @@ class Planner:
 
         None when too little is new. At most 6 simulations of 24 steps and 6,144 executions each.
         """
-        if history.executions < max(1, _GROWTH * history.planned_at) or not history.training_share:
+        samples = history.samples()
+        known = history.training_share and any(one.ended for one in samples)
+        if not known or history.executions < _GROWTH * history.planned_at:
             return None
-        scenario = self._forecast(history)
+        scenario = self._forecast(history, samples)
         plans = self._plans(history.params, estimates=scenario.prediction_error >= 0)
         # Fresh seeds for every plan, so that a wrong choice does not stay one.
         seeds = range(_SEEDS * history.bursts, _SEEDS * (history.bursts + 1))
@@ -94,8 +96,8 @@ class Planner:
         runs = [simulate(replace(scenario, steps=steps), self, seed=seed, plan=scaled) for seed in seeds]
         return statistics.fmean(run.hours / steps for run in runs)
 
-    def _forecast(self, history: History) -> Scenario:
-        params, cells, costs, samples = history.params, history.cells, history.costs, history.samples()
+    def _forecast(self, history: History, samples: Sequence[Sample]) -> Scenario:
+        params, cells, costs = history.params, history.cells, history.costs
         batch, group, count = min(_BATCH, params.batch_groups), min(_GROUP, params.group_size), min(_CELLS, len(cells))
         durations = two_level(samples)
         all_s = history.training_share * durations.mean_s * params.group_size * params.batch_groups

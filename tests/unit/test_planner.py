@@ -113,6 +113,15 @@ def test_the_choice_is_the_fastest_of_its_own_forecasts(monkeypatch: pytest.Monk
     assert Planner().plan(history) == stands  # its windows go on
 
 
+def test_nothing_is_planned_on_what_nothing_finished_of() -> None:
+    simulate(SMALL, Listens(), seed=3)
+    history = Listens.seen
+    for sample in history._done:
+        sample.cut += sample.ended
+        sample.ended.clear()
+    assert Planner().plan(history) is None
+
+
 def test_windows_are_counted_from_the_plan() -> None:
     """A window that began before it would be half used up, and what is left of it sorted alone."""
     state = State(Params(batch_groups=1, group_size=1), [CORE])
