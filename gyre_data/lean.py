@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .conform import conform
 from .gather import AT_ONCE, is_small
 from .reader import Batches, Run, conformed
-from .schema import arrow_schema, conform
+from .schema import arrow_schema
 
 __all__ = ["Lean"]
 

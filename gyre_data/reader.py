@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -22,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from . import manifest as manifests
+from .conform import conform, stamp_of
 from .errors import ConfigError, CorruptError, SchemaError
 from .gather import Gathered
 from .removed import nodes_of, visible
 from .run_info import read_info
-from .schema import arrow_schema, conform
+from .schema import arrow_schema
 from .schema import table as declared_table
 from .segment import OpenSegment, Sealed, check_bytes, iter_sealed, map_file, projected, read_open
 
@@ -348,7 +348,7 @@ def conformed(
 
     SchemaError if it is of another table or newer major.
     """
-    stamp = json.loads((schema.metadata or {}).get(b"gyre", b"{}"))
+    stamp = stamp_of(schema)
     if stamp.get("table", name) != name:
         raise SchemaError(f"wanted a segment of table {name}, got one of {stamp['table']}; it lies in the wrong folder")
     return conform(name, pa.Table.from_batches(batches, schema), columns)

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from . import manifest as manifests
 from .arrays import BATCH_BYTES
+from .conform import stamp_of
 from .errors import ConfigError, DataError, SchemaError
 from .lock import FolderLock
 from .pins import TAGS, pinned_manifests
@@ -103,11 +104,9 @@ def codec_of(path: Path) -> str | None:
 
 def _stamp(path: Path) -> dict[str, Any]:
     try:
-        schema = pa.ipc.open_file(pa.BufferReader(map_file(path))).schema
-        found = json.loads((schema.metadata or {}).get(b"gyre", b"{}"))
+        return stamp_of(pa.ipc.open_file(pa.BufferReader(map_file(path))).schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: wanted an Arrow file, got {error}; run `gyre verify` before anything else") from error
-    return dict(found)
 
 
 # --- batches -------------------------------------------------------------------------------------------------------
@@ -195,7 +194,7 @@ def write_segments(
     """
     schema = arrow_schema(table)
     if codec is not None:
-        stamp = {**json.loads(schema.metadata[b"gyre"]), "codec": codec}
+        stamp = stamp_of(schema) | {"codec": codec}
         schema = schema.with_metadata({"gyre": json.dumps(stamp, sort_keys=True)})
     folder = run / table
     if not folder.exists():

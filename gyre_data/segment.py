@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from .commit_log import RECORD_BYTES, encode_record, read_log
+from .conform import stamp_of
 from .errors import CaptureError, CorruptError
 from .schema import arrow_schema
 
@@ -335,11 +336,13 @@ def iter_sealed(
     check_bytes(data, sealed, where, full=full)
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
-        if columns is not None:
-            fields = [place for place, name in enumerate(reader.schema.names) if name in columns]
+        schema = reader.schema if columns is None else projected(reader.schema, columns)
+        if columns is not None and stamp_of(schema).get("codec"):
+            # Arrow then unpacks no other column. Of a plain file it would copy what otherwise stays mapped.
+            fields = [reader.schema.get_field_index(name) for name in schema.names]
             options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             reader = pa.ipc.open_file(pa.BufferReader(data), options=options)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(where, error) from error
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -347,14 +350,15 @@ def iter_sealed(
         for number in range(reader.num_record_batches):
             try:
                 batch = reader.get_batch(number)
+                batch = batch if columns is None else batch.select(schema.names)
                 batch.validate(full=True)
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, LookupError) as error:
                 raise _damaged(where, error) from error
             num_rows += batch.num_rows
             yield batch
         _check_rows(num_rows, sealed, where)
 
-    return reader.schema, batches()
+    return schema, batches()
 
 
 def check_bytes(data: pa.Buffer, sealed: Sealed, where: str, *, full: bool) -> None:

@@ -16,6 +16,7 @@ from gyre_data.lean import Lean
 from gyre_data.reader import Run
 from gyre_data.removal import remove
 from gyre_data.run_stats import stats
+from gyre_data.segment import iter_sealed, map_file
 from gyre_data.store import SAMPLE
 from tests.support.busy_case import busy_case
 from tests.support.forest import Forest
@@ -50,6 +51,17 @@ def committed(run: Forest, path: Path) -> gd.RunWriter:
 
 def assert_counted_alike(run: Run) -> None:
     assert stats(run, model="Qwen/Qwen3-8B").to_json() == stats(Whole(run), model="Qwen/Qwen3-8B").to_json()
+
+
+def test_of_a_plain_segment_nothing_is_copied(tmp_path: Path) -> None:
+    run = busy_case().write(tmp_path / "run")
+    (sealed,) = run.manifest.sealed["nodes"]
+    data = map_file(run.path / "nodes" / sealed.name)
+    schema, batches = iter_sealed(data, sealed, "nodes", columns=("token_ids", "node_id"))
+    assert set(schema.names) == {"token_ids", "node_id"}
+    for batch in batches:
+        values = batch.column("token_ids").values.buffers()[1]
+        assert data.address <= values.address <= data.address + data.size - values.size
 
 
 @pytest.mark.parametrize("state", ["open", "recorded", "removed", "compacted", "cold"])
