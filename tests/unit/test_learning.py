@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 import gyre_train
 from benchmarks._toy import Judged, expected_score, make_policy, record
 
 
+@pytest.mark.timeout(900)  # ten seconds of CPU, but minutes where many share it
 def test_recorded_groups_raise_the_expected_score(tmp_path: Path) -> None:
     policy = make_policy(tmp_path / "policy")
     run = record(tmp_path / "run", policy, groups=20)
