@@ -240,7 +240,7 @@ def load_hf(model: TreeGPTModel, folder: str | Path) -> None:
 def save_hf(model: TreeGPTModel, folder: str | Path, source: str | Path) -> None:
     """Write a folder that transformers and SGLang load: weights from every rank, the rest copied from `source`.
 
-    All ranks must call it; rank 0 writes. The folder must not hold weights yet. Use `checkpoint.staged` for atomicity.
+    All ranks must call it; rank 0 writes. The folder must not hold weights yet. `save_checkpoint` makes it atomic.
     """
     folder, source = Path(folder), Path(source)
     first = is_first_rank()
