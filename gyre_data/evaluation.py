@@ -151,7 +151,7 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
         )
     pass_at: dict[int, Estimate] = {}
     for k in first.pass_at.keys() & second.pass_at.keys():
-        pairs = [(pass_at_k(e[t].attempts, e[t].passes, k) for e in (ours, theirs)) for t in both]
+        pairs = [[pass_at_k(e[t].attempts, e[t].passes, k) for e in (ours, theirs)] for t in both]
         gaps = [b - a for a, b in pairs if a is not None and b is not None]
         pass_at[k] = _estimate(gaps, binary=False)
     gaps = [theirs[task].mean - ours[task].mean for task in both]

@@ -85,6 +85,15 @@ def test_two_runs_are_compared_task_by_task() -> None:
         compare(first, evaluate(run_of({"x": [1.0]})))
 
 
+def test_each_task_counts_with_its_own_difference() -> None:
+    first = evaluate(run_of({"a": [0.0, 0.0], "b": [0.0, 1.0], "c": [0.0, 1.0]}), k=(1, 2))
+    second = evaluate(run_of({"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [0.0, 1.0]}), k=(1, 2))
+    found = compare(first, second).pass_at
+    assert {k: at.value for k, at in found.items()} == {1: pytest.approx((1 + 0.5 + 0) / 3), 2: pytest.approx(1 / 3)}
+    assert found[1].low == 0
+    assert found[1].high == 1
+
+
 def test_the_command(tmp_path: Path) -> None:
     for name, gain in (("a", 0), ("b", 1)):
         run_of({f"t{i}": [float(j < i + gain) for j in range(4)] + [None] for i in range(3)}).write(tmp_path / name)
