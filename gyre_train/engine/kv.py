@@ -21,10 +21,13 @@ _SMALLEST = 64
 class KvBuffer:
     """Keys and values of one sequence in all layers: `[2, layers, kv heads, capacity, head dim]`."""
 
-    __slots__ = ("_store", "length")
+    __slots__ = ("_store", "length", "routes")
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> None:
-        self._store = torch.empty(2, num_layers, num_kv_heads, max(capacity, _SMALLEST), head_dim)
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int, top_k: int = 0) -> None:
+        capacity = max(capacity, _SMALLEST)
+        self._store = torch.empty(2, num_layers, num_kv_heads, capacity, head_dim)
+        self.routes = np.zeros((capacity, num_layers, top_k), np.int32)
+        """Experts that each token went to, `[capacity, layers, k]`; 0 in layers without."""
         self.length = 0
 
     def reserve(self, num_tokens: int) -> None:
@@ -35,6 +38,9 @@ class KvBuffer:
         grown = torch.empty(*self._store.shape[:3], max(num_tokens, capacity * 3 // 2), self._store.shape[4])
         grown[:, :, :, : self.length] = self._store[:, :, :, : self.length]
         self._store = grown
+        routes = np.zeros((grown.shape[3], *self.routes.shape[1:]), np.int32)
+        routes[: self.length] = self.routes[: self.length]
+        self.routes = routes
 
     def write(
         self, layer: int, start: int, key_HTD: torch.Tensor, value_HTD: torch.Tensor
@@ -49,8 +55,9 @@ class KvBuffer:
     def copy_prefix(self, num_tokens: int) -> KvBuffer:
         """A new buffer that holds the first `num_tokens` of this one."""
         _, num_layers, num_kv_heads, _, head_dim = self._store.shape
-        copy = KvBuffer(num_layers, num_kv_heads, head_dim, num_tokens + _SMALLEST)
+        copy = KvBuffer(num_layers, num_kv_heads, head_dim, num_tokens + _SMALLEST, self.routes.shape[2])
         copy._store[:, :, :, :num_tokens] = self._store[:, :, :, :num_tokens]
+        copy.routes[:num_tokens] = self.routes[:num_tokens]
         copy.length = num_tokens
         return copy
 

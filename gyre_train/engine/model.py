@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,9 @@ from .kv import KvBuffer
 __all__ = ["Model", "Span"]
 
 _ATTENTION = "gyre_engine"
-_RMS_NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+_RMS_NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Qwen3MoeRMSNorm")
+_ROUTERS = ("Qwen3MoeTopKRouter",)
+"""They give logits, weights and the experts chosen."""
 _IDENTITY = (
     "model_type",
     "vocab_size",
@@ -38,6 +41,8 @@ _IDENTITY = (
     "num_key_value_heads",
     "head_dim",
     "rope_parameters",
+    "num_experts",
+    "num_experts_per_tok",
 )
 """What new weights must share with the model they replace: KV buffers and the proxy's checks rest on these."""
 
@@ -108,6 +113,9 @@ class Model:
         self.num_kv_heads: int = config.num_key_value_heads
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.eos_ids = _eos_ids(self.path, config)
+        self._routed: dict[int, np.ndarray] = {}
+        self.top_k: int = config.num_experts_per_tok if self._watch_routers() else 0
+        """Experts per token of a mixture; 0 for a dense model."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -116,7 +124,7 @@ class Model:
 
     def new_buffer(self, capacity: int) -> KvBuffer:
         """An empty buffer for one sequence of this model."""
-        return KvBuffer(self.num_layers, self.num_kv_heads, self.head_dim, capacity)
+        return KvBuffer(self.num_layers, self.num_kv_heads, self.head_dim, capacity, self.top_k)
 
     def forward(self, spans: Sequence[Span]) -> torch.Tensor:
         """Compute all spans, append them to their buffers, and return the logits after each span's last row [B, V]."""
@@ -136,9 +144,23 @@ class Model:
                 logits_to_keep=torch.tensor(last_B),
                 gyre_spans=spans,
             ).logits[0]
+        start = 0
         for ids, buffer in spans:
-            buffer.length += len(ids)
+            first, end = buffer.length, start + len(ids)
+            for layer, experts_TK in self._routed.items():
+                buffer.routes[first : first + len(ids), layer] = experts_TK[start:end]
+            buffer.length, start = first + len(ids), end
         return logits
+
+    def _watch_routers(self) -> bool:
+        """Have every router note in `_routed` which experts it chose in a forward; False when there is none."""
+        routers = [(name, m) for name, m in self._model.named_modules() if type(m).__name__ in _ROUTERS]
+        for name, router in routers:  # model.layers.3.mlp.gate
+            router.register_forward_hook(partial(self._note, int(name.split(".")[2])))
+        return bool(routers)
+
+    def _note(self, layer: int, _router: torch.nn.Module, _inputs: Any, outputs: Any) -> None:
+        self._routed[layer] = outputs[2].numpy()
 
     def replace(self, path: str | Path) -> None:
         """Take over the weights in `path`; on ConfigError nothing has changed and the old weights serve on."""
@@ -151,6 +173,7 @@ class Model:
                     "publish a checkpoint of the same model, or start another engine for this one"
                 )
         self._model = fresh
+        self._watch_routers()
         self.path = str(path)
 
     def load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:

@@ -41,6 +41,7 @@ class Sequence:
         "params",
         "prompt_ids",
         "rid",
+        "routes",
     )
 
     def __init__(
@@ -64,6 +65,7 @@ class Sequence:
         self.cached_tokens = 0
         self.num_retractions = 0
         self.finish_reason: Finish | None = None
+        self.routes: np.ndarray | None = None
         self.arrived_at = time.monotonic()
         self.finished_at = 0.0
         self._ids = prompt_ids
@@ -94,7 +96,9 @@ class Sequence:
         self._num_visible += 1
 
     def finish(self, reason: Finish) -> None:
-        """End the request; nothing is added to it afterwards."""
+        """End the request; nothing is added to it afterwards. `routes` are those of all tokens that were inputs."""
+        if self.buffer is not None and self.buffer.routes.shape[2]:
+            self.routes = self.buffer.routes[: self.buffer.length].copy()
         self.buffer = None
         self.finished_at = time.monotonic()
         self.finish_reason = reason

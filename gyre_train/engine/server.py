@@ -94,6 +94,7 @@ async def _generate(loop: EngineLoop, request: Request) -> Response:
             vocab_size=loop.model.vocab_size,
             context_length=loop.settings.context_length,
             max_prompt=loop.settings.max_prompt_tokens,
+            experts=loop.model.top_k > 0,
         )
         changed = asyncio.Event()
         sequence = Sequence(
@@ -158,7 +159,7 @@ async def _stream(
             await changed.wait()
             changed.clear()
             began = time.perf_counter()
-            answer = reply(sequence, return_logprob=wanted.return_logprob, weight_version=loop.weight_version)
+            answer = _reply(loop, sequence, wanted)
             finished = answer["meta_info"]["finish_reason"] is not None
             if finished or answer["meta_info"]["completion_tokens"] > max(num_sent, 0):
                 num_sent = answer["meta_info"]["completion_tokens"]
@@ -192,8 +193,15 @@ async def _until_finished(loop: EngineLoop, request: Request, sequence: Sequence
             loop.drop(sequence)
 
 
+def _reply(loop: EngineLoop, sequence: Sequence, wanted: GenerateRequest) -> dict[str, Any]:
+    return reply(
+        sequence, return_logprob=wanted.return_logprob, weight_version=loop.weight_version,
+        routes_from=wanted.routes_from,
+    )  # fmt: skip
+
+
 def _whole(loop: EngineLoop, sequence: Sequence, wanted: GenerateRequest) -> Response:
-    answer = reply(sequence, return_logprob=wanted.return_logprob, weight_version=loop.weight_version)
+    answer = _reply(loop, sequence, wanted)
     reason = answer["meta_info"]["finish_reason"]
     if reason["type"] == "abort" and reason.get("status_code"):
         return JSONResponse({"error": {"message": reason["message"]}}, reason["status_code"])
@@ -349,6 +357,7 @@ async def _server_info(loop: EngineLoop, request: Request) -> Response:
             "device": "cpu",
             "dtype": "float32",
             "tp_size": 1,
+            "enable_return_routed_experts": loop.model.top_k > 0,
             "version": "gyre-embedded",
         }
     )

@@ -5,6 +5,7 @@ A reply has no `text`: the engine is token-in, token-out, as SGLang with `--skip
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 import uuid
@@ -35,6 +36,7 @@ _IGNORED = frozenset(
 )
 _OWN = frozenset(
     {"rid", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "stream", "extra_key", "cache_salt"}
+    | {"return_routed_experts", "routed_experts_start_len"}
 )
 
 
@@ -48,6 +50,8 @@ class GenerateRequest:
     return_logprob: bool
     stream: bool
     extra_key: str | None
+    routes_from: int | None
+    """First position whose experts the reply's end tells; None: it tells none."""
 
 
 def request_object(body: bytes) -> dict[str, Any]:
@@ -62,7 +66,7 @@ def request_object(body: bytes) -> dict[str, Any]:
 
 
 def parse_generate(
-    body: Mapping[str, Any], *, vocab_size: int, context_length: int, max_prompt: int
+    body: Mapping[str, Any], *, vocab_size: int, context_length: int, max_prompt: int, experts: bool = False
 ) -> GenerateRequest:
     """Check a request against what the engine can do; whatever it could not obey is refused with a ConfigError."""
     for name, value in body.items():
@@ -97,7 +101,18 @@ def parse_generate(
         return_logprob=bool(body.get("return_logprob")),
         stream=bool(body.get("stream")),
         extra_key=f"{salt}\n{extra_key}" if salt else extra_key,
+        routes_from=_routes_from(body, experts),
     )
+
+
+def _routes_from(body: Mapping[str, Any], experts: bool) -> int | None:
+    if not body.get("return_routed_experts"):
+        return None
+    start = body.get("routed_experts_start_len") or 0
+    if not experts or type(start) is not int or start < 0:
+        came = f"routed_experts_start_len {start!r}" if experts else "a dense model"
+        raise ConfigError(f"return_routed_experts: wanted a mixture and a position from 0, got {came}: leave it out")
+    return start
 
 
 def _sampling(body: Mapping[str, Any], num_prompt: int, context_length: int) -> SamplingParams:
@@ -115,7 +130,9 @@ def _sampling(body: Mapping[str, Any], num_prompt: int, context_length: int) -> 
     return params
 
 
-def reply(sequence: Sequence, *, return_logprob: bool, weight_version: str) -> dict[str, Any]:
+def reply(
+    sequence: Sequence, *, return_logprob: bool, weight_version: str, routes_from: int | None = None
+) -> dict[str, Any]:
     """The cumulative reply as it stands now; whole once its finish_reason is not null."""
     reason, num = sequence.snapshot()
     ids = sequence.output_ids[:num]
@@ -136,6 +153,8 @@ def reply(sequence: Sequence, *, return_logprob: bool, weight_version: str) -> d
             [logprob, token, None] for logprob, token in zip(sequence.logprobs[:num], ids, strict=True)
         ]
         meta["output_token_logprobs_length"] = num
+    if reason is not None and routes_from is not None and sequence.routes is not None:
+        meta["routed_experts"] = base64.b64encode(sequence.routes[routes_from:].tobytes()).decode()
     if reason is not None:
         meta["e2e_latency"] = (sequence.finished_at or time.monotonic()) - sequence.arrived_at
     return {"output_ids": ids, "meta_info": meta}
