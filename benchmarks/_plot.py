@@ -52,7 +52,7 @@ def _band_panel(sizes: Sequence[float], title: str, lines: Mapping[str, Sequence
         mean = [place(size, sum(values) / len(values)) for size, values in zip(sizes, at, strict=True)]
         out.append(f'<polygon points="{" ".join([*above, *reversed(below)])}" fill="{colour}" fill-opacity="0.15"/>')
         out.append(f'<polyline points="{" ".join(mean)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        out.append(f'<text x="{130 * number}" y="{_H + 54}" fill="{colour}">{name}</text>')
+        out.append(f'<text x="{130 * number}" y="{_H + 50}" fill="{colour}">{name}</text>')
     return "\n".join(out)
 
 
