@@ -22,6 +22,7 @@ from gyre_data.store import Run, RunWriter
 from gyre_data.store import open as open_run
 
 from .app import build_app
+from .collector import start_up_kept
 from .engine import EngineClient, http_client
 from .events import EventLog
 from .limits import BoundedProtocol
@@ -88,7 +89,8 @@ async def running(
         proxy.router.start()
         started = True
         try:
-            yield proxy
+            with start_up_kept():
+                yield proxy
         finally:
             await proxy.drain(settings.drain_s)
     finally:
