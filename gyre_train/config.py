@@ -59,6 +59,8 @@ class DataConfig:
 
     runs: tuple[str, ...] = ()
     """Folders of recorded runs."""
+    live: tuple[str, ...] = ()
+    """Those of `runs` that are still being recorded: their groups are trained as they become complete."""
     chat: tuple[str, ...] = ()
     """Chat files for SFT: JSON lines of {"messages": [...], "tools": [...]}; assistant turns are trained."""
     mix: dict[str, float] | None = None

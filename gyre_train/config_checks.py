@@ -48,6 +48,7 @@ def check(config: TrainingConfig) -> None:
             "remove it"
         )
     _check_mix(data)
+    _check_live(config)
     _check_loss(config)
     check_publish(config.publish)
     if train.schedule == "constant" and train.min_lr:
@@ -89,6 +90,15 @@ def _check_mix(data: DataConfig) -> None:
         )
     if bad := [name for name, share in data.mix.items() if not 0 < share < math.inf]:
         raise ConfigError(f"data.mix: wanted finite shares above 0, got others for {bad}; set them, or remove the run")
+
+
+def _check_live(config: TrainingConfig) -> None:
+    if unknown := sorted({*config.data.live} - {*config.data.runs}):
+        raise ConfigError(f"data.live: wanted names of data.runs, got {unknown}; name them as they stand there")
+    if config.data.live and not config.train.steps:
+        raise ConfigError("data.live: a run that grows has no end of its own; set train.steps")
+    if config.data.live and config.data.epochs != 1:
+        raise ConfigError(f"data.epochs = {config.data.epochs}: what is recorded meanwhile is used once; set it to 1")
 
 
 def _check_loss(config: TrainingConfig) -> None:

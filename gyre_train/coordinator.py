@@ -30,6 +30,7 @@ from gyre_data.types import LedgerRow, PolicyVersion, Step
 from .config import TrainingConfig
 from .edges import Anchor
 from .lineage import Lineage, lineage_of
+from .live import wait_for_news
 from .loss import inert_settings
 from .megatron.checkpoint import latest_checkpoint, read_state
 from .metrics import MetricsLog
@@ -44,6 +45,7 @@ __all__ = ["Coordinator", "Order", "Setup", "TrainSummary", "checkpoints", "choo
 
 _LOG = logging.getLogger(__name__)
 _NEWEST = "newest_version"
+_WAIT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,11 +106,16 @@ def _check_folder(output: Path) -> None:
 
 
 def choose_anchor(config: TrainingConfig, source: Source, lineage: Lineage) -> Anchor | None:
-    """Return the anchor for this data: None for SFT; `auto` asks whether the model's own lineage sampled it."""
+    """Return the anchor for this data: None for SFT; `auto` asks whether the model's own lineage sampled it.
+
+    Data that is recorded meanwhile is sampled by weights of this run: its anchor is that of the burst.
+    """
     if config.loss.kind == "sft":
         return None
     if config.train.anchor != "auto":
         return Anchor(config.train.anchor)
+    if config.data.live:
+        return Anchor.BURST
     own = set(lineage.policy_ids)
     known_own = all(example.policy_ids and example.policy_ids <= own for example in source.examples)
     return Anchor.BEHAVIOUR if known_own else Anchor.STEP
@@ -151,11 +158,12 @@ class Coordinator:
         self._newest = int(self._writer.update_info({}).get(_NEWEST, 0))
         if checkpoint:
             self._remember()
+        self._steps = {s.n: s.step for s in ledger.steps(config.output.dir) if s.step <= self._step}
         self._lineage = Lineage(
             version=PolicyVersion(policy_id=self._policy_id, n=self._step),
             policy_ids=(self._policy_id, *base.policy_ids),
             start=self._base,
-            steps={s.n: s.step for s in ledger.steps(config.output.dir) if s.step <= self._step},
+            steps=self._steps,
         )
         self._source = load_source(config, self._lineage, pack_tokens=config.pack.tokens)
         self._trained: Counter[str] = Counter()
@@ -189,6 +197,7 @@ class Coordinator:
         self._progress.__enter__()
         self._chosen: tuple[Example, ...] = ()
         self._rows: dict[str, Any] = {}
+        self._told = ""
 
     def _claim_folder(self, base: Lineage) -> tuple[str, PolicyVersion]:
         """Return policy id and base version of the folder, deciding them on first use."""
@@ -223,16 +232,37 @@ class Coordinator:
     def _total_steps(self) -> int:
         """Steps there will be, by what the data holds now and `train.steps`."""
         config = self._config
+        if self._source.live:
+            return config.train.steps
         left = sum(max(0, config.data.epochs - self._trained[e.execution_id]) for e in self._source.examples)
         by_data = self._step - (-left // config.train.executions_per_step)
         return min(by_data, config.train.steps or by_data)
 
+    def is_waiting(self) -> bool:
+        """Whether runs that grow have yet to bring the examples of the next step; waits for them some seconds if so."""
+        live, wanted = self._source.live, self._config.train.executions_per_step
+        here = len(self._source.due(self._trained, wanted))
+        if not live or here == wanted or self._is_over():
+            return False
+        doing = (
+            f"step {self._step + 1}: {here} of {wanted} executions; waiting for {', '.join(r.path.name for r in live)}"
+        )
+        if doing != self._told:
+            _LOG.info("%s", doing)
+        self._told = doing
+        with self._progress.waiting("rollout", doing):
+            if wait_for_news(live, _WAIT_S):
+                self._source = load_source(self._config, self._lineage, pack_tokens=self._config.pack.tokens)
+        return True
+
+    def _is_over(self) -> bool:
+        steps = self._config.train.steps
+        return bool(steps and self._step >= steps) or (self._stop.exists() and self._saved)
+
     def next(self) -> Order | None:
         """Choose and lay out the next step; None when training is over."""
         config = self._config.train
-        if (config.steps and self._step >= config.steps) or (self._stop.exists() and self._saved):
-            return None
-        due = self._source.due(self._trained, config.executions_per_step)
+        due = [] if self._is_over() else self._source.due(self._trained, config.executions_per_step)
         if not due:
             return None
         step = self._step + 1
@@ -251,13 +281,14 @@ class Coordinator:
         if rewards:
             self._rows["reward_mean"] = sum(rewards) / len(rewards)
         after = self._trained + Counter(e.execution_id for e in due)
-        last = step == config.steps or not self._source.due(after, 1)
+        last = step == config.steps or not (self._source.live or self._source.due(after, 1))
         publish = bool(self._config.publish.engines) and (last or step % self._config.publish.every == 0)
         return Order(
             work=StepWork(
                 step=step, packs=made.packs, num_executions=made.num_executions, lr=learning_rate(config, step)
             ),
-            save=last or publish or step % self._config.output.save_every == 0,
+            # Live data: whoever waits for more must be able to stop without losing a step.
+            save=last or publish or bool(self._source.live) or step % self._config.output.save_every == 0,
             publish=publish,
             state={
                 "step": step,
@@ -295,6 +326,7 @@ class Coordinator:
         self._sinks.write(row)
         self._trained.update(e.execution_id for e in self._chosen)
         self._tokens += self._rows["trained_tokens"]
+        self._steps[self._version.n] = self._step
         self._loss = figures["loss"]
         self._progress.step(row)
 

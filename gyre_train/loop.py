@@ -83,7 +83,12 @@ def _loop(config: TrainingConfig, coordinator: Coordinator | None) -> None:
     learner = Learner(config, setup.anchor, setup.checkpoint)
     if coordinator:
         coordinator.publish()
-    while (order := from_first_rank(coordinator.next() if coordinator else None)) is not None:
+    while True:
+        while from_first_rank(coordinator.is_waiting() if coordinator else None):
+            pass  # a wait may be hours, which no rank would stand in one collective call
+        order = from_first_rank(coordinator.next() if coordinator else None)
+        if order is None:
+            return
         figures = learner.step(order.work)
         save = from_first_rank(coordinator.saves(order) if coordinator else None)
         if coordinator:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from gyre_data.types import PolicyVersion
 
 from .config import TrainingConfig
 from .lineage import Lineage
+from .live import settled_at
 from .pack import Array, TrajectoryInput, TreeInput
 from .routes import RecordedRoutes, recorded_routes
 from .teacher import teacher_logprobs
@@ -79,6 +81,8 @@ class RecordedExecution:
     policy_ids: frozenset[str]
     kept: tuple[Kept, ...]
     facts: Facts
+    settled_at: datetime | None = None
+    """Of a run that is still being recorded: when its group was complete."""
 
     def tree(self) -> Tree:
         """Nodes and calls, over the run's own memory."""
@@ -100,9 +104,18 @@ class Admitted:
 
 
 def admitted(
-    runs: Sequence[Run], config: TrainingConfig, own: Lineage | None, vocab: int, *, held_out: Callable[[str], bool]
+    runs: Sequence[Run],
+    config: TrainingConfig,
+    own: Lineage | None,
+    vocab: int,
+    *,
+    held_out: Callable[[str], bool],
+    live: Sequence[Run] = (),
 ) -> Admitted:
-    """Admit the executions of runs as the config says, those of tasks that are `held_out` left out and counted."""
+    """Admit the executions of runs as the config says, those of tasks that are `held_out` left out and counted.
+
+    Of `live` runs, groups that are not complete yet are left out as well (`pending`).
+    """
     data, rl = config.data, config.loss.kind != "sft"
     need_score = rl and config.loss.advantage > 0
     evaluators = data.evaluators
@@ -117,12 +130,13 @@ def admitted(
         replayed = config.model.router_replay == "R3"
         routes = recorded_routes(run, config.model.path) if replayed else None
         facts = Facts(run=run, forest=Forest(run), policy=rl, vocab=vocab, own=own, teacher=teacher, routes=routes)
-        for part in _parts(run, held_out, counts["executions"]):
+        settled = settled_at(run, (evaluators or {}) if need_score else None) if run in live else None
+        for part in _parts(run, held_out, counts["executions"], settled):
             found = admit(
                 run, j_max=data.j_max, count=data.count, evaluators=evaluators, scale=data.scale,
                 need_score=need_score, drop_zero_variance=data.drop_zero_variance, only=part,
             )  # fmt: skip
-            kept += [_recorded(one, facts) for one in found.executions]
+            kept += [_recorded(one, facts, settled) for one in found.executions]
             groups += found.groups
             told = found.counts()
             for level, total in counts.items():
@@ -130,7 +144,9 @@ def admitted(
     return Admitted(executions=tuple(kept), counts=counts, groups=tuple(groups))
 
 
-def _parts(run: Run, held_out: Callable[[str], bool], counts: Counter[str]) -> Iterator[list[str]]:
+def _parts(
+    run: Run, held_out: Callable[[str], bool], counts: Counter[str], settled: Mapping[str, datetime] | None
+) -> Iterator[list[str]]:
     """Ids of executions to train on, whole groups together, about `_PART_NODES` nodes at a time."""
     counted = pc.value_counts(run.table("nodes").column("execution_id"))
     nodes = dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
@@ -147,6 +163,9 @@ def _parts(run: Run, held_out: Callable[[str], bool], counts: Counter[str]) -> I
         if held_out(tasks.get(key) or key[1] or key[0]):
             counts["eval_split"] += len(members)
             continue
+        if settled is not None and not settled.keys() >= set(members):
+            counts["pending"] += len(members)
+            continue
         part += members
         size += sum(nodes.get(name, 0) for name in members)
         if size >= _PART_NODES:
@@ -156,7 +175,7 @@ def _parts(run: Run, held_out: Callable[[str], bool], counts: Counter[str]) -> I
         yield part
 
 
-def _recorded(execution: AdmittedExecution, facts: Facts) -> RecordedExecution:
+def _recorded(execution: AdmittedExecution, facts: Facts, settled: Mapping[str, datetime] | None) -> RecordedExecution:
     tree = execution.tree
     end_N = tree.start_pos_N + tree.num_tokens_N
     owned = [node for trajectory in execution.trajectories for node in trajectory.owned]
@@ -181,6 +200,7 @@ def _recorded(execution: AdmittedExecution, facts: Facts) -> RecordedExecution:
             for t in execution.trajectories
         ),
         facts=facts,
+        settled_at=None if settled is None else settled[execution.execution_id],
     )
 
 

@@ -1,8 +1,8 @@
 """What a training run consumes: recorded runs through admission, or chat files, as examples in a fixed order.
 
 The order depends on the seed and the executions' ids only, never on when a process started or stopped. Which examples
-come next is decided by how often the ledger says each was trained, so no execution is skipped or trained twice. A
-source is anything with `due`: data that arrives while training runs needs nothing else of the loop.
+come next is decided by how often the ledger says each was trained, so no execution is skipped or trained twice.
+Groups of a run that is still being recorded stand in the order in which they were complete.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,7 @@ from .plan import Plan, plan
 from .refusals import check_fits, check_signal, check_unique, nothing_to_train
 
 if TYPE_CHECKING:
+    from gyre_data.store import Run
     from gyre_data.tree import Tree
 
     from .recorded import Admitted, RecordedExecution
@@ -67,6 +70,8 @@ class Example:
     """Builds the packer's input; its argument becomes `TreeInput.execution`."""
     recorded: Callable[[], Tree] | None = None
     """Reads the recorded tree with its names, nodes numbered as in `tree`; None for chats."""
+    settled_at: datetime | None = None
+    """Of a live run: when its group was complete."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +85,8 @@ class Source:
     epochs: int
     mix: Mapping[str, float] | None = None
     """Share of each part; None: one order over all."""
+    live: tuple[Run, ...] = ()
+    """Runs that are still being recorded and may bring more that is due; `load_source` takes in what came."""
     _orders: dict[int, list[Example]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def due(self, trained: Mapping[str, int], limit: int | None = None) -> list[Example]:
@@ -102,6 +109,9 @@ class Source:
 def _ordered(examples: Sequence[Example], mix: Mapping[str, float] | None, seed: str) -> list[tuple[float, Example]]:
     """Examples with their place in the mix: groups stand together, groups and executions in an order drawn from `seed`.
 
+    Groups of live runs stand in the order in which they were complete, after all others where there is no mix: what
+    comes later never goes before what was there.
+
     In a mix the parts advance in proportion to their shares: the place of a group is the number of executions that
     precede it in its own part over the part's share. Without one, everything is at place 0.
     """
@@ -115,7 +125,12 @@ def _ordered(examples: Sequence[Example], mix: Mapping[str, float] | None, seed:
     first: dict[tuple[str, str], str] = {}  # groups of two runs may have one name; executions never do
     for e in examples:
         first[group(e)] = min(first.get(group(e), e.execution_id), e.execution_id)
-    keys = {e.execution_id: (draw(first[group(e)]), draw(e.execution_id)) for e in examples}
+    keys = {
+        e.execution_id: (
+            e.settled_at.timestamp() if e.settled_at else 0.0, draw(first[group(e)]), draw(e.execution_id),
+        )
+        for e in examples
+    }  # fmt: skip
     drawn = sorted(examples, key=lambda e: keys[e.execution_id])
     if mix is None:
         return [(0.0, e) for e in drawn]
@@ -147,23 +162,27 @@ def load_source(config: TrainingConfig, own: Lineage | None = None, *, pack_toke
     """
     split = _Split(config.data)
     examples: list[Example] = []
+    live: tuple[Run, ...] = ()
     excluded: dict[str, Counter[str]] = {level: Counter() for level in ("executions", "calls", "trajectories")}
     if config.data.runs:
-        found = _recorded_examples(config, own, split, examples)
+        found, live = _recorded_examples(config, own, split, examples)
         for level, counts in found.counts.items():
             excluded[level].update(counts)
     examples += _chat_examples(config, split, excluded["executions"])
-    split.check()
+    if not live:  # the tasks of a run that grows are not all there yet
+        split.check()
     check_unique(examples)
-    if not examples:
+    if not examples and not config.data.live:
         raise DataError(f"data.chat: 0 conversations to train in {', '.join(config.data.chat)}; add lines")
     if config.data.mix is not None:
+        if not _limited_by_live(examples, config):
+            live = ()
         examples = _within_mix(examples, config, excluded["executions"])
     if pack_tokens is not None:
         check_fits(examples, pack_tokens)
     return Source(
         examples=tuple(examples), excluded=excluded, seed=config.train.seed, epochs=config.data.epochs,
-        mix=config.data.mix,
+        mix=config.data.mix, live=live,
     )  # fmt: skip
 
 
@@ -186,11 +205,19 @@ class _Split:
             raise ConfigError(f"data.eval_tasks: no execution of task {name}; nearest {near[0] if near else 'none'}")
 
 
+def _limited_by_live(examples: Sequence[Example], config: TrainingConfig) -> bool:
+    """Whether a part that grows is used up first. Where another is, nothing that comes could be trained."""
+    numbers = Counter(e.part for e in examples)
+    ends = {name: numbers[name] / share for name, share in (config.data.mix or {}).items()}
+    still = [end for name, end in ends.items() if name not in config.data.live]
+    return min(ends.values()) < min(still, default=math.inf)
+
+
 def _within_mix(examples: list[Example], config: TrainingConfig, excluded: Counter[str]) -> list[Example]:
     """Up to where the first part is used up: beyond, the stated shares could not be kept. The rest is counted."""
     mix = config.data.mix or {}
     numbers = Counter(e.part for e in examples)
-    if missing := sorted(name for name in mix if not numbers[name]):
+    if missing := sorted(name for name in mix if not numbers[name] and name not in config.data.live):
         raise DataError(
             f"data.mix: wanted something to train in each part, found nothing in {', '.join(missing)}; remove it from "
             "the mix, or see `gyre stats` for what it holds"
@@ -201,23 +228,26 @@ def _within_mix(examples: list[Example], config: TrainingConfig, excluded: Count
     return kept
 
 
-def _recorded_examples(config: TrainingConfig, own: Lineage | None, split: _Split, examples: list[Example]) -> Admitted:
-    """Add the executions of recorded runs to `examples`."""
+def _recorded_examples(
+    config: TrainingConfig, own: Lineage | None, split: _Split, examples: list[Example]
+) -> tuple[Admitted, tuple[Run, ...]]:
+    """Add the executions of recorded runs to `examples`; the runs that grow are returned beside what was admitted."""
     from gyre_data.store import open as open_run
 
     from .recorded import admitted
 
     runs = [open_run(path) for path in config.data.runs]
     check_fingerprints(runs, config.model.path)
-    found = admitted(runs, config, own, _vocab_size(config.model.path), held_out=split)
+    live = tuple(run for path, run in zip(config.data.runs, runs, strict=True) if path in config.data.live)
+    found = admitted(runs, config, own, _vocab_size(config.model.path), held_out=split, live=live)
     rl = config.loss.kind != "sft"
-    if rl and config.loss.advantage:
+    if rl and config.loss.advantage and not live:
         check_signal([e.advantage for e in found.executions], found.groups)
     part = {id(run): path for path, run in zip(config.data.runs, runs, strict=True)}
     examples += [_example(e, part[id(e.facts.run)]) for e in found.executions]
-    if not examples and not config.data.chat:
+    if not examples and not config.data.chat and not live:
         raise nothing_to_train(found.counts, runs, "a policy loss" if rl else "sft")
-    return found
+    return found, live
 
 
 def _example(execution: RecordedExecution, part: str) -> Example:
@@ -240,6 +270,7 @@ def _example(execution: RecordedExecution, part: str) -> Example:
         policy_ids=execution.policy_ids,
         tree=execution.packed,
         recorded=execution.tree,
+        settled_at=execution.settled_at,
     )
 
 
