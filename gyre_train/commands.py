@@ -143,8 +143,8 @@ def _show_memory(memory: Memory) -> None:
     whole = file_size(memory.total_bytes)
     device = "unknown" if memory.device_bytes is None else file_size(memory.device_bytes)
     typer.echo(
-        f"memory     about {whole}: state {file_size(memory.state_bytes)}, a pack of {memory.pack_tokens:,} "
-        f"takes {file_size(memory.activation_bytes)}; device {device}"
+        f"memory     about {whole}, device {device}: state {file_size(memory.state_bytes)},\n"
+        f"           a pack of {memory.pack_tokens:,} takes {file_size(memory.activation_bytes)}"
     )
     if memory.fits is False:
         mend = f"set pack.tokens = {memory.fitting_tokens}" if memory.fitting_tokens else "raise parallel.tp"

@@ -21,6 +21,11 @@ from tests.support.forest import Forest
 ENV = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "80", "LINES": "30", "TERM": "xterm"}
 
 
+def _heeds_interrupts() -> None:
+    """A shell that runs tests in the background lets its children ignore ^C, and theirs."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def following(*words: str, out: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
     """The command as it runs; ^C ends it."""
@@ -30,6 +35,7 @@ def following(*words: str, out: int = subprocess.PIPE) -> Iterator[subprocess.Po
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **ENV},
+        preexec_fn=_heeds_interrupts,
     )
     try:
         yield child
