@@ -233,7 +233,9 @@ def test_mini_swe_agent_and_qwen_code(others: Recorded) -> None:
     main = [call for call in tree.calls if call.agent_role is AgentRole.MAIN]
     assert {call.agent_role for call in tree.calls if call not in main} <= {AgentRole.SIDE}
     first, second = main
-    assert (second.extension, second.continues_from) == ("bridge", first.call_id)
+    assert second.continues_from == first.call_id
+    # Random weights may sample what the client writes otherwise (a tag, a blank): the same turn all the same.
+    assert second.extension in ("bridge", "repair")
     before = tree.path_ids(tree.output(first))
     assert np.array_equal(tree.path_ids(tree.leaf(second))[: len(before)], before)
 
