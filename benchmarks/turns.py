@@ -174,6 +174,7 @@ def measure_memory(template: Any, locality: Any) -> float:
 
 
 def measure(folder: Path, tokenizer: Path | None, quick: bool) -> dict[str, float]:
+    from gyre_proxy.collector import start_up_kept
     from gyre_proxy.locality import Locality
     from gyre_proxy.template import ChatTemplate
     from gyre_train.tiny import make_tiny
@@ -181,6 +182,14 @@ def measure(folder: Path, tokenizer: Path | None, quick: bool) -> dict[str, floa
     template = ChatTemplate.load(tokenizer or make_tiny(folder / "model", vocab=4096, hidden=32, layers=1))
     figures: dict[str, float] = {}
     figures["probe_cpu_ms"] = cpu_ms(lambda: Locality(template))
+    with start_up_kept():  # as a proxy does
+        return figures | _measure(template, quick)
+
+
+def _measure(template: Any, quick: bool) -> dict[str, float]:
+    from gyre_proxy.locality import Locality
+
+    figures: dict[str, float] = {}
     locality = Locality(template)
     lengths = [("80k", 80_000, 250)] + ([] if quick else [("400k", 400_000, 1000)])
     for name, tokens, words in lengths:
