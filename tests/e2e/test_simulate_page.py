@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from gyre_sched.durations import TwoLevel
 from gyre_sched.experiment import Rung, compare
 from gyre_sched.page import page
 from gyre_sched.scenario import Scenario
+from tests.support.chromium import chromium
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[dev]' brings playwright")
 
@@ -29,15 +28,8 @@ SCENARIO = Scenario(
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium; where GYRE_TEST_CHROMIUM names one, as in CI, it has to be there."""
-    path = os.environ.get("GYRE_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium, or name one in GYRE_TEST_CHROMIUM")
-    with sync_api.sync_playwright() as playwright:
-        # Tests run as root in containers, where Chromium's own sandbox cannot start.
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium(sync_api) as started:
         yield started
-        started.close()
 
 
 # The colour in the middle of a cell's row at an hour, as the page draws it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import threading
@@ -16,6 +15,7 @@ import pytest
 import gyre_data
 from gyre_data.view.report import write_report
 from gyre_data.view.server import ViewServer
+from tests.support.chromium import chromium
 from tests.support.forest import ExecutionBuilder, Forest
 from tests.support.view_case import HOSTILE, TOKENIZER, Talk, large_case, says, tool, view_case
 
@@ -26,15 +26,8 @@ BUSY = "e_e7f300000002"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium; where GYRE_TEST_CHROMIUM names one, as in CI, it has to be there."""
-    path = os.environ.get("GYRE_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium, or name one in GYRE_TEST_CHROMIUM")
-    with sync_api.sync_playwright() as playwright:
-        # Tests run as root in containers, where Chromium's own sandbox cannot start.
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium(sync_api) as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
