@@ -29,7 +29,7 @@ def settled_at(run: Run, evaluators: Collection[str] | None) -> dict[str, dateti
 
     A group is complete when it has the members it is meant to have, all of them ended, and each was judged by every one
     of `evaluators`, whatever came of it (by any one, when none is named; None: no verdict is needed). Members that did
-    not end by themselves (infra_fault, cancelled) are not counted: nobody judges them, and their launcher replaces them.
+    not end by themselves (infra_fault, cancelled) are not counted: nobody judges them, their launcher replaces them.
     """
     judged: dict[str, dict[str, datetime]] = {}
     for name, rows in scores_by_execution(run).items() if evaluators is not None else ():
