@@ -29,6 +29,7 @@ from .tree import Forest, Tables, Tree
 from .types import Score
 
 __all__ = [
+    "LEVELS",
     "Admission",
     "AdmittedExecution",
     "AdmittedTrajectory",
@@ -91,9 +92,9 @@ class Admission:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """What was admitted, and how many executions, calls and trajectories were left out by reason."""
-        found: dict[str, Counter[str]] = {name: Counter() for name in _LEVELS.values()}
+        found: dict[str, Counter[str]] = {name: Counter() for name in LEVELS.values()}
         for exclusion in self.excluded:
-            found[_LEVELS[REASONS[exclusion.reason].level]][exclusion.reason.value] += 1
+            found[LEVELS[REASONS[exclusion.reason].level]][exclusion.reason.value] += 1
         admitted = {
             "executions": len(self.executions),
             "trajectories": sum(len(e.trajectories) for e in self.executions),
@@ -103,7 +104,8 @@ class Admission:
         return {"admitted": admitted, **{name: dict(sorted(c.items())) for name, c in found.items()}}
 
 
-_LEVELS = {"execution": "executions", "call": "calls", "trajectory": "trajectories"}
+LEVELS = {"execution": "executions", "call": "calls", "trajectory": "trajectories"}
+"""Under which name what is left out is counted, by the level of its reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +206,7 @@ def _judge_run(
 
     A group with a running member is `unfinished`: its statistics would change with every member that ends.
     """
-    forest = Forest(run)
+    forest = Forest(run, only=settings.only)
     for info in sorted(executions(run).values(), key=lambda e: e.execution_id):
         if settings.only is not None and info.execution_id not in settings.only:
             continue

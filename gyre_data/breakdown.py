@@ -16,6 +16,7 @@ from .columns import code_of, members
 from .counts import TreeCounts, added_up, count_in
 from .eligible import Reason, eligibility
 from .execution import ExecutionInfo, executions
+from .lean import lean
 from .ownership import kept_trajectories
 from .run_stats import execution_state
 from .schema import AgentRole, Author
@@ -89,13 +90,13 @@ class EvaluatorGroup:
 
 def by_role(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[CallCounts]:
     """Counts per role, in the order of roles; a role without calls is left out."""
-    found = {row.name: row for row in _by_call(runs, _roles, j_max)}
+    found = {row.name: row for row in _by_call(lean(runs), _roles, j_max)}
     return [found[name] for name in map(str, AgentRole) if name in found and found[name].calls]
 
 
 def by_client(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[CallCounts]:
     """Counts per client, as it named itself with its version; most calls first."""
-    found = _by_call(runs, _clients, j_max)
+    found = _by_call(lean(runs, "client"), _clients, j_max)
     return sorted((row for row in found if row.calls), key=lambda row: (-row.calls, row.name))
 
 
@@ -122,17 +123,17 @@ _FIGURES = (
 
 
 def _by_call(
-    runs: Tables | Sequence[Tables], names_of: Callable[[Tables], Callable[[Tree], list[str]]], j_max: int | None
+    runs: Sequence[Tables], names_of: Callable[[Tables], Callable[[Tree], list[str]]], j_max: int | None
 ) -> list[CallCounts]:
     """`names_of` gives, for a run, what gives the name of each call of a tree, in the order of its calls."""
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    inconsistent = 0
-    for run in _every(runs):
+    faulty: list[str] = []
+    for run in runs:
         forest, name_of = Forest(run), names_of(run)
         for execution_id in forest.execution_ids:
             if (tree := forest.consistent(execution_id)) is None:
-                inconsistent += 1
+                faulty.append(execution_id)
                 continue
             judged = eligibility(tree)
             owned = [i for t in kept_trajectories(tree, judged, j_max=j_max) for i in t.owned]
@@ -154,7 +155,7 @@ def _by_call(
                 sums[name].update({**figures, "executions": int(figures["calls"] > 0)})
                 at = judged.reason_C[code_C[:-1] == place]
                 reasons[name].update(str(members(Reason)[code]) for code in at[at >= 0].tolist())
-    _warn(inconsistent)
+    _warn(faulty)
     return [
         CallCounts(
             name=name,
@@ -172,7 +173,7 @@ def by_task(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[T
     states: dict[str | None, Counter[str]] = defaultdict(Counter)
     trees: dict[str | None, list[TreeCounts]] = defaultdict(list)
     values: dict[str | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number, run in enumerate(_every(runs)):
+    for number, run in enumerate(lean(runs)):
         forest, scores = Forest(run), scores_by_execution(run)
         for info in executions(run).values():
             task, rows = info.task_id, scores.get(info.execution_id, [])
@@ -183,7 +184,7 @@ def by_task(runs: Tables | Sequence[Tables], *, j_max: int | None = 5) -> list[T
                 values[task][evaluator].append(value)
             if info.execution_id in forest:
                 trees[task].append(count_in(forest, info.execution_id, j_max=j_max))
-    _warn(sum(one.inconsistent for found in trees.values() for one in found))
+    _warn([fault.execution_id for found in trees.values() for one in found for fault in one.faults])
     order = sorted(infos, key=lambda task: (task is None, task or ""))
     return [
         _task(task, infos[task], len(groups[task]), states[task], added_up(trees[task]), values[task]) for task in order
@@ -228,7 +229,7 @@ def _latest(rows: Sequence[Score]) -> dict[str, float]:
 def by_evaluator(runs: Tables | Sequence[Tables]) -> list[EvaluatorGroup]:
     """Verdicts per evaluator and group, so that a group without signal or with failures stands out."""
     found: list[EvaluatorGroup] = []
-    for run in _every(runs):
+    for run in [cast(Tables, runs)] if hasattr(runs, "table") else runs:
         scores = scores_by_execution(run)
         groups: dict[str | None, list[str]] = {}
         tasks: dict[str | None, str | None] = {}
@@ -266,11 +267,10 @@ def _std(values: list[float]) -> float | None:
     return 0.0 if min(values) == max(values) else float(np.std(values))
 
 
-def _warn(inconsistent: int) -> None:
+def _warn(faulty: Sequence[str]) -> None:
     """Tell of executions that no row counts, since their own rows contradict one another."""
-    if inconsistent:
-        _log.warning("%d inconsistent executions are left out of the counts; `gyre verify` names them", inconsistent)
-
-
-def _every(runs: Tables | Sequence[Tables]) -> list[Tables]:
-    return [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
+    if faulty:
+        named = ", ".join(faulty[:5]) + (", ..." if len(faulty) > 5 else "")
+        _log.warning(
+            "%d inconsistent executions are left out of the counts: %s; `gyre verify` says why", len(faulty), named
+        )

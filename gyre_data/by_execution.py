@@ -5,6 +5,7 @@ Legend: R rows of a table.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,20 +25,19 @@ class Part:
     small: pa.Table
 
 
-def by_execution(name: str, table: pa.Table, columns: tuple[str, ...], only: str | None) -> dict[str, Part]:
+def by_execution(name: str, table: pa.Table, columns: tuple[str, ...], only: Collection[str] | None) -> dict[str, Part]:
     """Rows of each execution with these columns, executions in order of first appearance.
 
-    Rows of `calls` stand by start time, then id; those of other tables as they came. `only` wants one execution.
+    Rows of `calls` stand by start time, then id; those of other tables as they came. `only` wants these executions:
+    of the others nothing is copied.
     """
     column, small = table.column("execution_id"), table.select(columns)
-    if only is None:
-        known = pc.unique(column)
-        code_R = found_in(known, column)
-        order = np.argsort(code_R, kind="stable")
-    else:
-        known = pa.array([only])
-        order = np.flatnonzero(pc.equal(column, only).to_numpy())
-        code_R = np.zeros(len(column), np.int64)
+    known = pc.unique(column)
+    if only is not None:
+        known = known.filter(pc.is_in(known, value_set=pa.array(list(only), pa.string())))
+    code_R = found_in(known, column)
+    rows = np.flatnonzero(code_R >= 0)
+    order = rows[np.argsort(code_R[rows], kind="stable")]
     if name == "calls":
         order = order[_by_time(code_R[order], small, order)]
     if len(order) != len(column) or (order != np.arange(len(order))).any():

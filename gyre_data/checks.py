@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from .arrays import list_views, offsets_and_values
 from .errors import DataError
+from .node_rows import depths
 from .reader import unpack_blob
 from .schema import TABLES, Author, NodeKind
 
@@ -41,6 +42,7 @@ class ProblemKind(StrEnum):
     DUPLICATE = "duplicate"  # a key occurs twice
     ALIGNMENT = "alignment"  # log-probs or version spans do not match the token ids
     ORPHAN = "orphan"  # a row names a row that is not there
+    CIRCLE = "circle"  # nodes are their own ancestors, or hang below such nodes
     POSITION = "position"  # a node does not start where its parent ends
     CALL = "call"  # a call disagrees with its nodes
     VERSION = "version"  # policy versions run backwards within a reply
@@ -135,6 +137,12 @@ def _check_nodes(tables: Tables, notes: list[str]) -> Iterator[Problem]:
     for i, where in _where("nodes", ids, (parent_N != -2) & (start_N != wanted_N)):
         detail = f"wanted start_pos {wanted_N[i]}, where its parent ends, got {start_N[i]}"
         yield Problem(kind=ProblemKind.POSITION, where=where, detail=detail)
+    lost = np.flatnonzero(depths(np.where(known_N, parent_N, -1))[1])
+    owners = nodes.column("execution_id").take(pa.array(lost))
+    for owner in pc.unique(owners).to_pylist():
+        here = lost[np.asarray(pc.equal(owners, owner))]
+        detail = f"parents run in a circle in execution {owner}: {len(here)} nodes have no path to a root"
+        yield Problem(kind=ProblemKind.CIRCLE, where=f"nodes {ids[here[0]]}", detail=detail)
     for column, own in (("root_id", "node_id"), ("execution_id", "execution_id")):
         values = np.array(nodes.column(column).to_pylist(), object)
         wanted = np.where(known_N, values[safe_N], np.array(nodes.column(own).to_pylist(), object))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -10,17 +12,25 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from .errors import EngineError, GyreError
 
 __all__ = ["answers", "free_port", "gyre_child", "run_gyre", "start_gyre", "stop"]
 
 
+_PORTS = range(10_000, 32_000)
+"""Below those that systems give to outgoing connections, any of which could take it before a child listens."""
+_TRIES = 100
+
+
 def free_port(preferred: int = 0) -> int:
     """A TCP port of the loopback address that nobody listens on now: `preferred` if it is one."""
-    for port in (preferred, 0):
+    # From the system's own source: seeded processes would draw the same ones.
+    drawn = random.SystemRandom().sample(_PORTS, _TRIES)
+    for port in (*([preferred] if preferred else ()), *drawn, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -42,18 +52,29 @@ def answers(url: str) -> bool:
         return False
 
 
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "gyre_data", *arguments]
+def _command(arguments: Sequence[str], module: str = "gyre_data") -> list[str]:
+    return [sys.executable, "-m", module, *arguments]
 
 
 def run_gyre(arguments: Sequence[str], log: Path) -> str:
-    """Run `gyre ARGUMENTS` to its end and return what it printed; stderr goes to `log`. Raise when it fails."""
+    """Run `gyre ARGUMENTS` to its end and return what it printed; stderr goes to `log`. Raise when it fails.
+
+    Whatever interrupts the wait ends the command first.
+    """
     with log.open("ab") as errors:
-        done = subprocess.run(_command(arguments), stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
-    if done.returncode != 0:
-        tail = (log.read_text(errors="replace") + done.stdout)[-800:].strip()
-        raise GyreError(f"`gyre {' '.join(arguments)}` exited {done.returncode}; its log {log} ends:\n{tail}")
-    return done.stdout
+        child = subprocess.Popen(
+            _command(arguments), stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+    with child:
+        try:
+            printed, _ = child.communicate()
+        except BaseException:
+            stop(child)
+            raise
+    if child.returncode != 0:
+        tail = (log.read_text(errors="replace") + printed)[-800:].strip()
+        raise GyreError(f"`gyre {' '.join(arguments)}` exited {child.returncode}; its log {log} ends:\n{tail}")
+    return printed
 
 
 def _private(path: str, flags: int) -> int:
@@ -88,11 +109,16 @@ def gyre_child(
         stop(child)
 
 
-def start_gyre(arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start `gyre ARGUMENTS` in a session of its own, which ^C does not reach; its output goes to `log`."""
+def start_gyre(
+    arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, module: str = "gyre_data"
+) -> subprocess.Popen[bytes]:
+    """Start `gyre ARGUMENTS`, or another module with them, in a session of its own, which ^C does not reach.
+
+    Its output goes to `log`.
+    """
     with open(log, "ab", opener=_private) as output:
         return subprocess.Popen(
-            _command(arguments),
+            _command(arguments, module),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -101,11 +127,11 @@ def start_gyre(arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | 
         )
 
 
-def stop(child: subprocess.Popen[bytes]) -> None:
-    """End a child that `start_gyre` started, and wait until it is gone."""
+def stop(child: subprocess.Popen[Any]) -> None:
+    """End a child that leads a session of its own, and wait until it is gone; what it left there ends with it."""
     child.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         child.wait(20)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group that has ended
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

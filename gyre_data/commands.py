@@ -27,6 +27,7 @@ from .show.layout import print_json, screen, show
 from .show.list_text import execution_line, execution_list, run_list
 from .show.target import where_of
 from .store import find_run, open
+from .training_folder import TrainingFolder, is_training
 from .verify import Report
 from .verify import verify as verify_run
 
@@ -40,13 +41,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 
 
 def ls(
-    run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the runs under ./runs.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the runs here and in ./runs.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until ^C; in a pipe, a line for each change. No RUN: the last one.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the executions of a run, or without RUN the runs under ./runs.
+    """List the executions of a run, or without RUN the runs in this folder and in ./runs.
 
     One line an execution: task, group, harness, state or end reason, calls, tokens, newest score.
     """
@@ -56,6 +57,9 @@ def ls(
     found: Sequence[Any] = list_runs() if run is None else list_executions(open(find_run(run)))
     if as_json:
         typer.echo(json.dumps([asdict(item) for item in found], default=str, indent=1))
+    elif run is not None and not found and is_training(run):
+        runs = " ".join(f"gyre ls {name}" for name in TrainingFolder(run).data_runs)
+        show([Text(f"{run} is the folder of a training: gyre view {run}"), Text(f"what it trains on: {runs}")], console)
     elif run is None:
         show(run_list(found, width=console.width), console)
     else:
@@ -85,7 +89,7 @@ def _follow(run: Run, console: Console, as_json: bool) -> None:
 
 
 def verify(
-    run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the last run under ./runs.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the run made last.")] = None,
     salvage: Annotated[
         bool, typer.Option("--salvage", help="Show what can be saved of damaged segments; with --yes, save it.")
     ] = False,

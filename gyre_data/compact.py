@@ -225,5 +225,7 @@ def depth_first(nodes: pa.Table, calls: pa.Table) -> npt.NDArray[np.int64]:
         out.append(row)
         stack.extend(reversed(children.get(row, ())))
     if len(out) != nodes.num_rows:
-        raise CorruptError("nodes: parents run in a circle; run `gyre verify` on the run")
+        lost = np.setdiff1d(np.arange(nodes.num_rows), out)
+        named = ", ".join(sorted(set(nodes.column("execution_id").take(pa.array(lost)).to_pylist())))
+        raise CorruptError(f"nodes of {named}: parents run in a circle; run `gyre verify` on the run")
     return np.asarray(out, np.int64)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .errors import ConfigError
+from .installing import pip_install
 
 __all__ = ["ByteCounter", "TokenCounter", "TokenizerCounter", "count_tools", "count_turn", "load_counter"]
 
@@ -46,7 +47,7 @@ class TokenizerCounter:
             from tokenizers import Tokenizer
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "--tokenizer: counting with a tokenizer needs the package tokenizers; pip install 'gyre-rl[proxy]'"
+                f"--tokenizer: counting with a tokenizer needs the package tokenizers; run: {pip_install('proxy')}"
             ) from error
         content = file.read_bytes()
         self._tokenizer = Tokenizer.from_buffer(content)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from typing import Any
 
@@ -27,19 +27,28 @@ import pyarrow.compute as pc
 from .columns import Codes, Rows, code_of, members
 from .depth_first import subtree_sums
 from .eligible import candidate_leaves, eligibility
+from .errors import DataError
 from .links import SUMMARIES
 from .ownership import kept_trajectories
 from .schema import AgentRole, Author, BranchReason, CallStatus, DeliveryState, NodeKind
 from .tree import Forest, Tables, Tree
 
-__all__ = ["TreeCounts", "added_up", "count_in", "count_run", "count_tree"]
+__all__ = ["Fault", "TreeCounts", "added_up", "count_in", "count_run", "count_tree"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """An execution whose rows contradict one another, and how; `gyre verify` names the rows."""
+
+    execution_id: str
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeCounts:
     """Counts of one tree; those of several trees add up."""
 
-    inconsistent: int = 0
+    faults: tuple[Fault, ...] = ()
     """Executions whose rows contradict one another: they are in no other count."""
     calls: int = 0
     calls_failed: int = 0
@@ -99,6 +108,11 @@ class TreeCounts:
         return self.occurrences - self.trajectory_message_nodes
 
     @property
+    def inconsistent(self) -> int:
+        """Executions whose rows contradict one another."""
+        return len(self.faults)
+
+    @property
     def false_fork_rate(self) -> float | None:
         """False forks per turn; None without turns."""
         return self.false_forks / self.turns if self.turns else None
@@ -121,6 +135,7 @@ class TreeCounts:
     def to_json(self) -> dict[str, Any]:
         """Plain values, the derived ones too."""
         names = (
+            "inconsistent",
             *(f.name for f in fields(self)),
             "repeats",
             "false_fork_rate",
@@ -130,6 +145,7 @@ class TreeCounts:
         )
         names = tuple(name for name in names if name != "trajectory_lengths")  # its distribution is told instead
         values = {name: getattr(self, name) for name in names}
+        values["faults"] = [asdict(fault) for fault in self.faults]
         return {name: dict(sorted(v.items())) if isinstance(v, Counter) else v for name, v in values.items()}
 
     def __add__(self, other: TreeCounts) -> TreeCounts:
@@ -233,8 +249,11 @@ def count_run(run: Tables, *, j_max: int | None = 5) -> TreeCounts:
 
 def count_in(forest: Forest, execution_id: str, *, j_max: int | None = 5) -> TreeCounts:
     """Count one execution of a run; one that contradicts itself says nothing about the others."""
-    tree = forest.consistent(execution_id)
-    return TreeCounts(inconsistent=1) if tree is None else count_tree(tree, j_max=j_max)
+    try:
+        tree = forest.tree(execution_id)
+    except DataError as error:
+        return TreeCounts(faults=(Fault(execution_id=execution_id, detail=str(error)),))
+    return count_tree(tree, j_max=j_max)
 
 
 def added_up(parts: Iterable[TreeCounts]) -> TreeCounts:

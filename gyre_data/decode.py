@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .installing import pip_install
 
 __all__ = ["Decode", "decoder"]
 
@@ -31,6 +32,6 @@ def decoder(run: Any, tokenizer: str | Path | None = None) -> Decode | None:
             return None
         raise ConfigError(
             f"wanted a tokenizer to decode ids with, {file} cannot be read ({error}); "
-            "name a folder with tokenizer.json, and install gyre-rl[proxy] for `tokenizers`"
+            f"name a folder with tokenizer.json, and install `tokenizers`: {pip_install('proxy')}"
         ) from error
     return lambda ids: str(loaded.decode(list(ids), skip_special_tokens=False))

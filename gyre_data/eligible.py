@@ -55,7 +55,8 @@ class Eligibility:
     def reasons(self) -> dict[str, tuple[Reason, str]]:
         """Call id -> why its output is not trained, with detail; a call that is not here is trainable."""
         if "reasons" not in self._held:
-            calls = ((self.tree.calls[n], n) for n in np.flatnonzero(self.reason_C >= 0).tolist())
+            numbers = np.flatnonzero(self.reason_C >= 0)
+            calls = zip(self.tree.calls.at(numbers), numbers.tolist(), strict=True)
             self._held["reasons"] = {call.call_id: self._told(call, n) for call, n in calls}
         found: dict[str, tuple[Reason, str]] = self._held["reasons"]
         return found

@@ -75,7 +75,9 @@ def find(ids: Iterable[str], prefix: str) -> str:
     hits = [name for name in ids if name.startswith(prefix) or name.removeprefix("e_").startswith(prefix)]
     if len(hits) == 1:
         return hits[0]
-    came = f"{len(hits)} executions start with it ({', '.join(hits[:5])})" if hits else "no execution starts with it"
+    if not hits:
+        raise DataError(f"wanted one execution for {prefix!r}, but no execution starts with it; see `gyre ls RUN`")
+    came = f"{len(hits)} executions start with it ({', '.join(hits[:5])})"
     raise DataError(f"wanted one execution for {prefix!r}, but {came}; give a longer prefix, see `gyre ls RUN`")
 
 

@@ -19,9 +19,11 @@ from .admission import Admission, Group, admit
 from .eligible import Candidate, Eligibility, candidates, eligibility
 from .errors import ConfigError
 from .execution import Execution, ExecutionInfo, executions
+from .lean import lean
 from .ledger import ledger, steps
 from .ownership import AdmittedTrajectory, keep
 from .reasons import REASONS, Reason
+from .schema import arrow_schema
 from .scores import Reward, evaluator_weights, reward, scores_by_execution
 from .tree import Tree
 from .types import LedgerRow, Score, Step
@@ -172,6 +174,7 @@ def explain_run(
     `loss="sft"` asks for no score, group or log-probs. With several evaluators and none named no reward can be chosen:
     then everything but reward and advantage is told.
     """
+    (run,) = lean(run, *arrow_schema("calls").names)  # of calls that are left out, whole records are told
     found, note = _admit(run, loss, evaluators=evaluators, j_max=j_max, only=only)
     admitted = {e.execution_id: e for e in found.executions}
     why = {x.execution_id: x for x in found.excluded if x.call_id is None and x.node_id is None}

@@ -25,7 +25,7 @@ __all__ = ["compact", "merge", "rm", "tag"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without it the plan is shown.")]
-RunFolder = Annotated[Path | None, typer.Argument(help="Run folder; without it, the last run under ./runs.")]
+RunFolder = Annotated[Path | None, typer.Argument(help="Run folder; without it, the run made last.")]
 
 
 def compact(

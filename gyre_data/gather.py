@@ -7,7 +7,7 @@ log-probs and blobs stay views of the file, all other columns are copied into on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
@@ -25,23 +25,17 @@ class Gathered:
         self._table_of = table_of
         self._done: list[pa.Table] = []
         self._open: list[pa.RecordBatch] = []
-        self._last: pa.RecordBatch | None = None
-        self._count = 0
-        for batch in batches:
-            self._add(batch)
-
-    def grown(self, batches: Sequence[pa.RecordBatch]) -> Gathered:
-        """This with the new ones of `batches`, which begin with those added before; a new one when they do not."""
-        if self._count and (len(batches) < self._count or batches[self._count - 1] is not self._last):
-            return Gathered(self._table_of, batches)
-        for batch in batches[self._count :]:
-            self._add(batch)
-        return self
+        self.add(batches)
 
     def table(self) -> pa.Table:
         """All rows, in order."""
         rest = [self._table_of(self._open)] if self._open or not self._done else []
         return pa.concat_tables([*self._done, *rest])
+
+    def add(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Append them."""
+        for batch in batches:
+            self._add(batch)
 
     def _add(self, batch: pa.RecordBatch) -> None:
         if self._open and (is_small(batch) != is_small(self._open[0]) or len(self._open) == AT_ONCE):
@@ -49,7 +43,6 @@ class Gathered:
             self._done.append(_joined(table) if is_small(self._open[0]) else table)
             self._open = []
         self._open.append(batch)
-        self._last, self._count = batch, self._count + 1
 
 
 def is_small(batch: pa.RecordBatch) -> bool:

@@ -16,6 +16,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from .errors import ConfigError
 from .json_values import parsed
 from .tree import Tables
@@ -174,10 +176,11 @@ def hosted_by_execution(run: Tables, prices: Prices | None = None) -> dict[str, 
     prices = prices or Prices.load()
     names = ("execution_id", "wire", "upstream", "served_model", "provider_usage")
     found: dict[str, Hosted] = {}
-    for row in run.table("calls").select(names).to_pylist():
-        if row["upstream"] is not None or row["provider_usage"] is not None:  # an import may know the usage alone
-            one = _of_call(row, prices)
-            found[row["execution_id"]] = found.get(row["execution_id"], Hosted()) + one
+    calls = run.table("calls").select(names)
+    # An import may know the usage alone.
+    told = pc.or_(pc.is_valid(calls.column("upstream")), pc.is_valid(calls.column("provider_usage")))
+    for row in calls.filter(told).to_pylist():
+        found[row["execution_id"]] = found.get(row["execution_id"], Hosted()) + _of_call(row, prices)
     return found
 
 

@@ -2,15 +2,17 @@
 
 A list of token ids stands as a list of as many nulls, which take no memory, and one of log-probs says of each whether
 it is finite. A cold segment is unpacked a batch at a time, and a batch's tokens go as soon as they are counted. The
-small batches that a proxy commits are joined by the hundred, since each array of each costs as much as a large one.
+small batches that a proxy commits are joined, of a sealed segment by the thousand (`small_batches`), of one that grows
+by the hundred, since each array of each costs as much as a large one.
 Segments are read side by side in threads: Arrow works without Python's lock.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +21,9 @@ from .conform import conform
 from .gather import AT_ONCE, is_small
 from .reader import Batches, Run, conformed
 from .schema import arrow_schema
+from .tree import Tables
 
-__all__ = ["Lean"]
+__all__ = ["Lean", "lean"]
 
 _COLUMNS = {
     "nodes": (
@@ -36,6 +39,7 @@ _COLUMNS = {
     "deliveries": ("call_id", "execution_id", "state", "at"),
 }  # fmt: skip
 
+_LENGTHS_OF = ("token_ids",)
 _SMALL_BYTES = 64 << 10  # few rows may hold many tokens: those are not copied
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -47,31 +51,38 @@ class Lean:
     All other tables are those of the run.
     """
 
-    def __init__(self, run: Run) -> None:
-        """Read the three tables; errors as `Run.table`."""
-        self._run = run
-        parts = [(name, part) for name, columns in _COLUMNS.items() for part in run.segments(name, columns)]
+    def __init__(self, run: Run, columns: Mapping[str, tuple[str, ...]] | None = None) -> None:
+        """Read the three tables, or the columns given of others; errors as `Run.table`."""
+        self._run, columns = run, _COLUMNS if columns is None else columns
+        parts = [(name, part) for name, of in columns.items() for part in run.segments(name, of, _LENGTHS_OF)]
         with ThreadPoolExecutor(_THREADS) as pool:
-            read = list(pool.map(lambda one: _table(*one), parts))
+            read = list(pool.map(lambda one: _table(one[0], columns[one[0]], one[1]), parts))
         self._tables: dict[str, pa.Table] = {}
-        for name in _COLUMNS:
-            found = [rows for (of, _), rows in zip(parts, read, strict=True) if of == name]
-            self._tables[name] = run.shown(name, pa.concat_tables([_empty(name), *found]))
+        for name, of in columns.items():
+            found = [rows for (table, _), rows in zip(parts, read, strict=True) if table == name]
+            self._tables[name] = run.shown(name, pa.concat_tables([_empty(name, of), *found]))
 
     def table(self, name: str) -> pa.Table:
         """A table, see above."""
         return self._tables[name] if name in self._tables else self._run.table(name)
 
 
-def _empty(name: str) -> pa.Table:
-    return _measured(conform(name, arrow_schema(name).empty_table(), _COLUMNS[name]))
+def lean(runs: Tables | Sequence[Tables], *more: str) -> list[Tables]:
+    """One or more runs for counting, with `more` columns of `calls`; tables in memory stay what they are."""
+    given = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
+    columns = {**_COLUMNS, "calls": (*_COLUMNS["calls"], *more)}
+    return [Lean(run, columns) if isinstance(run, Run) else run for run in given]
 
 
-def _table(name: str, part: Callable[[], Batches]) -> pa.Table:
+def _empty(name: str, columns: tuple[str, ...]) -> pa.Table:
+    return _measured(conform(name, arrow_schema(name).empty_table(), columns))
+
+
+def _table(name: str, columns: tuple[str, ...], part: Callable[[], Batches]) -> pa.Table:
     """One segment."""
     schema, batches = part()
-    made = [_measured(conformed(name, schema, [batch], _COLUMNS[name])) for batch in _joined(batches)]
-    return pa.concat_tables([_empty(name), *made])
+    made = [_measured(conformed(name, schema, [batch], columns)) for batch in _joined(batches)]
+    return pa.concat_tables([_empty(name, columns), *made])
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,17 +11,23 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import manifest as manifests
 from .errors import DataError
 from .execution import ExecutionInfo, executions
 from .frame import Records
 from .hosted import hosted_by_execution
+from .lean import Lean
 from .lock import is_locked
 from .reader import Run
 from .schema import EndReason, ScoreStatus
 from .scores import scores_by_execution
+from .store import run_folders
 
 __all__ = ["ExecutionState", "ExecutionSummary", "RunSummary", "list_executions", "list_runs"]
+
+_COLUMNS = {
+    "nodes": ("node_id", "execution_id", "token_ids", "counted_tokens"),
+    "calls": ("execution_id", "output_tokens", "status", "wire", "upstream", "served_model", "provider_usage"),
+}
 
 
 class ExecutionState(StrEnum):
@@ -92,16 +98,18 @@ def _state(info: ExecutionInfo, num_calls: int, writing: bool) -> ExecutionState
 
 def list_executions(run: Run) -> Records[ExecutionSummary]:
     """Every execution of `run` that has an event or a call, oldest first."""
-    calls, nodes = run.table("calls"), run.table("nodes")
+    # A run that grows is listed again and again, and keeps what it has gathered.
+    tables = Lean(run, _COLUMNS) if isinstance(run, Run) and not run.open_segments else run
+    calls, nodes = tables.table("calls"), tables.table("nodes")
     sampled = _sums(calls, calls.column("output_tokens"))
     ids = pc.list_value_length(nodes.column("token_ids"))
     tokens = _sums(nodes, pc.coalesce(nodes.column("counted_tokens"), ids))
     bad = calls.filter(pc.not_equal(calls.column("status"), "ok")).column("execution_id").value_counts()
     num_bad = {item["values"]: item["counts"] for item in bad.to_pylist()}
-    scores, bills = scores_by_execution(run), hosted_by_execution(run)
+    scores, bills = scores_by_execution(run), hosted_by_execution(tables)
     writing = is_locked(run.path / "lock")
     found = []
-    for info in executions(run).values():
+    for info in executions(tables).values():
         rows = scores.get(info.execution_id, [])
         scored = next((row for row in reversed(rows) if row.status == ScoreStatus.SCORED), None)
         found.append(
@@ -129,12 +137,13 @@ def list_executions(run: Run) -> Records[ExecutionSummary]:
     return Records(ExecutionSummary, found)
 
 
-def list_runs(root: str | Path = "runs") -> Records[RunSummary]:
-    """Every run folder directly under `root`, oldest first; one that cannot be read is listed with its problem."""
+def list_runs(root: str | Path | None = None) -> Records[RunSummary]:
+    """Every run folder directly under `root` (None: under ./runs and in this folder), oldest first.
+
+    One that cannot be read is listed with its problem.
+    """
     found = []
-    for path in Path(root).iterdir() if Path(root).is_dir() else ():
-        if not manifests.is_recording(path):
-            continue
+    for path in run_folders(root):
         writing, problem, created_at = is_locked(path / "lock"), None, None
         executions: Sequence[ExecutionSummary] = ()
         try:

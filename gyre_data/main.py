@@ -19,6 +19,7 @@ from typer.main import get_command as build_command
 
 from . import __version__
 from .errors import GyreError
+from .installing import pip_install
 from .printable import printable
 
 __all__ = ["COMMANDS", "app", "run"]
@@ -57,7 +58,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "tag": ("gyre_data.folder_commands", "tag", "Name what a run holds now as a dataset version."),
     "rm": ("gyre_data.folder_commands", "rm", "Remove executions from a run, with --purge from the disk."),
     "simulate": ("gyre_data.simulate_command", "simulate", "Forecast a schedule of cells before any GPU is spent."),
-    "train": ("gyre_train.commands", "train", "Train on recorded runs."),
+    "train": ("gyre_train.commands", "train", "Train on recorded runs, or on runs of its own."),
+    "doctor": ("gyre_data.doctor_command", "doctor", "Check this installation and machine, and say what to do."),
 }
 
 # Kept beside COMMANDS: the extras that bring what a package imports; where two fit, the longer name counts.
@@ -72,13 +74,12 @@ _EXTRA = {
 class _LazyGroup(TyperGroup):
     """Lists commands from the table and imports a command's module only to run it or to show its own help."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands = {name: TyperCommand(name, help=told) for name, (_, _, told) in COMMANDS.items()}
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][2])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -107,8 +108,7 @@ def _naming_the_extra(command: str) -> Iterator[None]:
             raise
         extra = _EXTRA[max(needed, key=len)]
         raise GyreError(
-            f"`gyre {command}` needs the module {error.name}, which is not installed; run: "
-            f"pip install 'gyre-rl[{extra}]'"
+            f"`gyre {command}` needs the module {error.name}, which is not installed; run: {pip_install(extra)}"
         ) from error
 
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .errors import CorruptError, DataError, SchemaError
+from .errors import ConfigError, CorruptError, DataError, SchemaError
 from .schema import MAJOR, MINOR, TABLES
 from .segment import Sealed, fsync_folder
 
@@ -29,6 +29,7 @@ __all__ = [
     "EMPTY",
     "FOLDER",
     "Manifest",
+    "check_run",
     "is_recording",
     "manifest_path",
     "newest",
@@ -125,6 +126,13 @@ def newest(run: Path) -> Manifest | None:
     """The manifest of the highest number, or None when there is none yet."""
     found = numbers(run)
     return read(manifest_path(run, found[-1])) if found else None
+
+
+def check_run(folder: Path) -> None:
+    """ConfigError unless a folder is a run."""
+    if not numbers(folder):
+        came = f"{folder} holds no manifest" if folder.exists() else f"there is no {folder}"
+        raise ConfigError(f"wanted a run folder, {came}; `gyre ls` lists the runs here and in ./runs")
 
 
 def is_recording(run: Path) -> bool:

@@ -14,18 +14,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .errors import CorruptError
 from .tree import Tables
 
-__all__ = ["NodeRows", "flat_lists", "node_rows"]
-
-_DEEPEST = 40  # doublings: a path of 2^40 nodes is a circle
+__all__ = ["NodeRows", "depths", "flat_lists", "node_rows"]
 
 
 class NodeRows:
     """Small columns of the nodes whose call was committed; `row_N` are their rows in the table.
 
-    It gives the tables of its run too, so that whatever takes a run takes this, and several figures share the work.
+    An execution in which nodes name one another in a circle is left out, calls and all: nothing lies below or above
+    there. Counting by trees names it (`counts.Fault`). It gives the tables of its run too, so that whatever takes a run
+    takes this, and several figures share the work.
     """
 
     def __init__(self, run: Tables) -> None:
@@ -36,6 +35,23 @@ class NodeRows:
         self.row_N = np.flatnonzero(pc.is_in(nodes.column("call_id"), value_set=known).to_numpy())
         self._nodes = nodes
         self._ids = self.column("node_id")
+        self.parent_N = self.place(self.column("parent_id"))
+        """Place of each node's parent; -1 for a root."""
+        self.depth_N, circular_N = depths(self.parent_N)
+        """Ancestors of each node."""
+        self.left_out: tuple[str, ...] = ()
+        """Executions with a circle."""
+        if circular_N.any():
+            self._leave_out(pc.unique(self.column("execution_id").filter(pa.array(circular_N))))
+
+    def _leave_out(self, executions: pa.Array) -> None:
+        self.left_out = tuple(executions.to_pylist())
+        keep_N = ~pc.is_in(self.column("execution_id"), value_set=executions).to_numpy()
+        self.calls = self.calls.filter(pc.invert(pc.is_in(self.calls.column("execution_id"), value_set=executions)))
+        self.row_N = self.row_N[keep_N]
+        self._ids = self.column("node_id")
+        self.parent_N = self.place(self.column("parent_id"))
+        self.depth_N, _ = depths(self.parent_N)
 
     def __len__(self) -> int:
         return len(self.row_N)
@@ -62,28 +78,10 @@ class NodeRows:
         found: npt.NDArray[np.int64] = pc.index_in(self.column("call_id"), value_set=known).to_numpy()
         return found
 
-    @cached_property
-    def parent_N(self) -> npt.NDArray[np.int64]:
-        """Place of each node's parent; -1 for a root."""
-        return self.place(self.column("parent_id"))
-
     def place(self, node_ids: pa.ChunkedArray) -> npt.NDArray[np.int64]:
         """Place of each node named; -1 for null and for one that is not here."""
         found = pc.index_in(node_ids, value_set=self._ids, skip_nulls=True)
         return pc.fill_null(found, -1).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
-
-    @cached_property
-    def depth_N(self) -> npt.NDArray[np.int64]:
-        """Ancestors of each node. Raises CorruptError when nodes name one another in a circle."""
-        above = self.parent_N.copy()
-        depth_N = (above >= 0).astype(np.int64)
-        for _ in range(_DEEPEST):
-            inner = np.flatnonzero(above >= 0)
-            if not len(inner):
-                return depth_N
-            depth_N[inner] += depth_N[above[inner]]
-            above[inner] = above[above[inner]]
-        raise CorruptError("nodes: wanted trees, got a node that is its own ancestor; run `gyre verify` on the run")
 
     def below(self, values_N: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Each node's value and those of all nodes below it, added up."""
@@ -93,6 +91,19 @@ class NodeRows:
         for level in reversed(np.split(order, cuts)[1:]):
             np.add.at(out, self.parent_N[level], out[level])
         return out
+
+
+def depths(parent_N: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Ancestors of each node, and which nodes lead into a circle, where the number means nothing."""
+    above = parent_N.copy()
+    depth_N = (above >= 0).astype(np.int64)
+    for _ in range(len(parent_N).bit_length()):
+        inner = np.flatnonzero(above >= 0)
+        if not len(inner):
+            break
+        depth_N[inner] += depth_N[above[inner]]
+        above[inner] = above[above[inner]]
+    return depth_N, above >= 0
 
 
 def node_rows(run: Tables) -> NodeRows:

@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from . import manifest as manifests
 from .errors import ConfigError, CorruptError, GyreError
+from .growing import OpenSegment
+from .installing import pip_install
 from .pins import TAGS, check_tagged, parse_tag
 from .reader import Batches, Run
 from .run_info import INFO, parse_info
-from .segment import OpenSegment, Sealed, iter_sealed
+from .segment import Sealed, iter_sealed
 
 __all__ = ["RemoteRun", "remote_url"]
 
@@ -108,13 +110,15 @@ class RemoteRun(Run):
     def _read_open(self, current: manifests.Manifest) -> dict[tuple[str, str], OpenSegment]:
         return {}
 
-    def check_bytes(self) -> None:
+    def check_bytes(self, tables: Collection[str] | None = None) -> None:
         """Nothing to do: every segment is checked when it is fetched."""
 
     def _map_sealed(self, current: manifests.Manifest) -> dict[tuple[str, str], pa.Buffer]:
         return {}  # nothing is fetched before its table is asked for
 
-    def _open_sealed(self, name: str, sealed: Sealed, columns: Collection[str] | None = None) -> Batches:
+    def _open_sealed(
+        self, name: str, sealed: Sealed, columns: Collection[str] | None = None, lengths_of: Collection[str] = ()
+    ) -> Batches:
         where = f"{self.url}/{name}/{sealed.name}"
         try:
             data = pa.py_buffer(self._read(f"{name}/{sealed.name}"))
@@ -122,7 +126,7 @@ class RemoteRun(Run):
             raise CorruptError(
                 f"{where}: manifest {self.manifest_number} names this segment, but it is not there; copy it there"
             ) from None
-        return iter_sealed(data, sealed, where, full=True, columns=columns)
+        return iter_sealed(data, sealed, where, full=True, columns=columns, lengths_of=lengths_of)
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -131,7 +135,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         import fsspec
     except ModuleNotFoundError as error:
         raise GyreError(
-            f"wanted to read {url}, which needs fsspec, and it is not installed; run: pip install 'gyre-rl[remote]'"
+            f"wanted to read {url}, which needs fsspec, and it is not installed; run: {pip_install('remote')}"
         ) from error
     scheme = url.partition("://")[0]
     try:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from .errors import ConfigError
 from .frame import Frame
+from .installing import pip_install
 from .schema import TABLES, arrow_schema
 from .tree import Tables
 from .views import VIEWS, Sources
@@ -116,7 +117,7 @@ def _duckdb() -> Any:
     try:
         return import_module("duckdb")
     except ModuleNotFoundError as error:
-        raise ConfigError("wanted DuckDB, but it is not installed; run: pip install 'gyre-rl[query]'") from error
+        raise ConfigError(f"wanted DuckDB, but it is not installed; run: {pip_install('query')}") from error
 
 
 def _connect(duckdb: Any, spill: str = "") -> Any:

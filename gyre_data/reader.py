@@ -24,11 +24,12 @@ from . import manifest as manifests
 from .conform import conform, stamp_of
 from .errors import ConfigError, CorruptError, SchemaError
 from .gather import Gathered
+from .growing import OpenSegment, read_open
 from .removed import nodes_of, visible
 from .run_info import read_info
 from .schema import arrow_schema
 from .schema import table as declared_table
-from .segment import OpenSegment, Sealed, check_bytes, iter_sealed, map_file, projected, read_open
+from .segment import Sealed, check_bytes, check_file, iter_sealed, map_file, projected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +80,7 @@ class Run:
         self._maps: dict[tuple[str, str], pa.Buffer] = {}
         self._open: dict[tuple[str, str], OpenSegment] = {}
         self._sealed: dict[tuple[str, str], pa.Table] = {}
-        self._growing: dict[tuple[str, str], Gathered] = {}
+        self._growing: dict[tuple[str, str], tuple[OpenSegment, Gathered]] = {}
         self._tables: dict[str, pa.Table] = {}
         self._hidden: pa.Array | None = None
         self._blob_rows: dict[str, int] | None = None
@@ -166,6 +167,11 @@ class Run:
                         f"see `gyre verify {self.path}`"
                     ) from error
                 time.sleep(_RETRY_S)
+            except OSError as error:
+                raise CorruptError(
+                    f"{error.filename}: manifest {current.number} names this segment, but it cannot be read "
+                    f"({error.strerror}); restore it"
+                ) from error
         raise AssertionError("the last attempt returns or raises")
 
     def _current(self) -> manifests.Manifest | None:
@@ -249,19 +255,28 @@ class Run:
         for stem in self._manifest.open.get(name, ()):
             part = self._open[name, stem]
             if part.schema is not None:
-                before = self._growing.get((name, stem)) or Gathered(partial(conformed, name, part.schema))
-                self._growing[name, stem] = before.grown(part.batches)
-                found.append((stem, self._growing[name, stem].table()))
+                found.append((stem, self._grown(name, stem, part)))
         return found
 
-    def segments(self, name: str, columns: Collection[str]) -> list[Callable[[], Batches]]:
+    def _grown(self, name: str, stem: str, part: OpenSegment) -> pa.Table:
+        before, rows = self._growing.pop((name, stem), (None, None))
+        if rows is None or before is None or before.mapped is not part.mapped:
+            before, rows = None, Gathered(partial(conformed, name, part.schema))
+        rows.add(part.batches(before))
+        self._growing[name, stem] = (part, rows)
+        return rows.table()
+
+    def segments(
+        self, name: str, columns: Collection[str], lengths_of: Collection[str] = ()
+    ) -> list[Callable[[], Batches]]:
         """The segments of `stored`, in order, each as a function that reads `columns` of it, a batch at a time.
 
         A column that an older writer did not have is not there. Nothing is kept: what a cold segment unpacks to goes
-        when the caller lets go of the batch.
+        when the caller lets go of the batch. Lists in `lengths_of` may hold zeros.
         """
         found: list[Callable[[], Batches]] = [
-            partial(self._open_sealed, name, sealed, columns) for sealed in self._manifest.sealed.get(name, ())
+            partial(self._open_sealed, name, sealed, columns, lengths_of)
+            for sealed in self._manifest.sealed.get(name, ())
         ]
         for stem in self._manifest.open.get(name, ()):
             part = self._open[name, stem]
@@ -293,27 +308,36 @@ class Run:
             self._hidden = nodes_of(self.stored("nodes"), self._manifest.removed)
         return self._hidden
 
-    def check_bytes(self) -> None:
+    def check_bytes(self, tables: Collection[str] | None = None) -> None:
         """CorruptError unless every sealed byte is what was sealed; open segments were checked when they were read.
 
         For what hands rows on to where their checksums do not go: reading alone does not check the large tables so.
+        `tables` are those that are handed on; None means all. A file is read for this once in the life of a process.
         """
         for name, segments in self._manifest.sealed.items():
-            for sealed in segments:
-                check_bytes(self._bytes(name, sealed), sealed, f"{self.path / name / sealed.name}", full=True)
+            for sealed in segments if tables is None or name in tables else ():
+                path = self.path / name / sealed.name
+                try:
+                    check_file(path, sealed)
+                except OSError:  # removed since, maybe: what this snapshot has mapped is what counts
+                    check_bytes(self._bytes(name, sealed), sealed, str(path), full=True)
 
     def _bytes(self, name: str, sealed: Sealed) -> pa.Buffer:
         try:
             return self._maps.get((name, sealed.name)) or self._map(name, sealed)
-        except FileNotFoundError as error:
+        except OSError as error:
             where = self.path / name / sealed.name
+            came = "it is gone" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
             raise CorruptError(
-                f"{where}: manifest {self.manifest_number} names this segment, but it is gone; restore it"
+                f"{where}: manifest {self.manifest_number} names this segment, but {came}; restore it"
             ) from error
 
-    def _open_sealed(self, name: str, sealed: Sealed, columns: Collection[str] | None = None) -> Batches:
-        where = f"{self.path / name / sealed.name}"
-        return iter_sealed(self._bytes(name, sealed), sealed, where, full=name not in _LARGE, columns=columns)
+    def _open_sealed(
+        self, name: str, sealed: Sealed, columns: Collection[str] | None = None, lengths_of: Collection[str] = ()
+    ) -> Batches:
+        where, full = f"{self.path / name / sealed.name}", name not in _LARGE
+        data = self._bytes(name, sealed)
+        return iter_sealed(data, sealed, where, full=full, columns=columns, lengths_of=lengths_of)
 
     def blob(self, blob_id: str) -> bytes:
         """The plain bytes of a blob, checked against their own hash; KeyError when the run does not hold it."""
@@ -355,4 +379,4 @@ def conformed(
 
 
 def _selected(part: OpenSegment, schema: pa.Schema) -> Batches:
-    return schema, (batch.select(schema.names) for batch in part.batches)
+    return schema, (batch.select(schema.names) for batch in part.batches())

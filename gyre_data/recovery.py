@@ -19,9 +19,10 @@ from pathlib import Path
 
 from . import manifest as manifests
 from .errors import ConfigError
+from .growing import OpenSegment, read_open
 from .lock import is_locked
 from .schema import TABLES
-from .segment import OpenSegment, Sealed, adopt_sealed, fsync_folder, read_open, write_sealed
+from .segment import Sealed, adopt_sealed, fsync_folder, write_sealed
 
 __all__ = ["QUARANTINE", "REWRITERS", "Recovered", "free_name", "leftovers", "lost_manifest", "recover"]
 
@@ -155,7 +156,7 @@ def _seal_prefix(folder: Path, stem: str, published: Sealed | None) -> tuple[Sea
     found = read_open(data, log.read_bytes() if log.exists() else b"")
     if not found.num_rows or found.schema is None:
         return None, found
-    return write_sealed(final, found.schema, found.batches), found
+    return write_sealed(final, found.schema, found.batches()), found
 
 
 def _put_away(run: Path, table: str, stem: str, sealed: Sealed | None, found: OpenSegment | None) -> Recovered:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from . import manifest as manifests
 from .arrays import BATCH_BYTES
 from .conform import stamp_of
-from .errors import ConfigError, DataError, SchemaError
+from .errors import DataError, SchemaError
 from .lock import FolderLock
 from .pins import TAGS, pinned_manifests
 from .recovery import QUARANTINE, REWRITERS, leftovers, recover
@@ -57,8 +57,7 @@ def owned(run: Path, writer: str) -> Iterator[manifests.Manifest]:
 
     What a crash left open is recovered first, as by any writer.
     """
-    if not manifests.numbers(run):
-        raise ConfigError(f"wanted a run folder, {run} holds no manifest; `gyre ls` lists the runs under ./runs")
+    manifests.check_run(run)
     lock = FolderLock(run)
     try:
         recover(run, leftovers(run), writer)

@@ -16,7 +16,7 @@ from typing import Any
 
 from .arrays import from_table
 from .beside import beside
-from .errors import ConfigError
+from .errors import ConfigError, DataError
 from .manifest import numbers
 from .reader import Run
 from .redact import Redactor
@@ -85,7 +85,19 @@ def _blob_ids(row: Any) -> list[str]:
 
 def _blobs_of(run: Run, rows: Iterable[Any]) -> Iterator[bytes]:
     for row in rows:
-        yield from map(run.blob, _blob_ids(row))
+        for blob_id in _blob_ids(row):
+            yield _text(run, blob_id)
+
+
+def _text(run: Run, blob_id: str) -> bytes:
+    """A text that a row names. A copy with a hole could not be told from one that lost it."""
+    try:
+        return run.blob(blob_id)
+    except KeyError:
+        raise DataError(
+            f"{run.path}: wanted all texts that its rows name, {blob_id} is not there; `gyre verify` names what lost "
+            "it: take those executions out with `gyre rm`, or export to another format, which leaves them out"
+        ) from None
 
 
 class _Cleaner:
@@ -137,14 +149,14 @@ class _Cleaner:
         """Id of the clean text, and the kinds of what was taken out."""
         known = self._known.get(blob_id)
         if known is None:
-            data, kinds = self._redactor.blob(self._run.blob(blob_id))
+            data, kinds = self._redactor.blob(_text(self._run, blob_id))
             self.secrets.update(kinds)
             known = self._known[blob_id] = (hashlib.sha256(data).hexdigest(), kinds)
         return known
 
     def _named(self, blob_id: str) -> str:
         """Id of the clean text, which is written with the row that names it."""
-        self._fresh.append(self._redactor.blob(self._run.blob(blob_id))[0])
+        self._fresh.append(self._redactor.blob(_text(self._run, blob_id))[0])
         return self._clean(blob_id)[0]
 
     def _node(self, node: Node) -> Node:

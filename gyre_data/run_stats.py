@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -21,11 +21,10 @@ from .errors import ConfigError
 from .execution import ExecutionInfo, executions
 from .forecast import J_MAX, Forecast, forecast
 from .hosted import Hosted, Prices, hosted
-from .lean import Lean
+from .lean import lean
 from .mismatch import Mismatch, mismatch
 from .node_rows import NodeRows
 from .outages import Outage, evaluator_name, outages
-from .reader import Run
 from .schema import ScoreStatus
 from .scores import scores_by_execution
 from .staleness import Staleness, staleness
@@ -41,7 +40,8 @@ TOOL_MESSAGES = 4_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluatorCounts:
-    """Verdicts of one evaluator and version; `mean` is over the values of its scored rows."""
+    """Verdicts of one evaluator and version. `scored`, `partial`, `mean` and the extremes are of the last scored row of
+    each execution, which is the one that counts."""
 
     evaluator: str
     scored: int
@@ -127,7 +127,7 @@ def stats(
     `model_shapes.MODELS`, or a folder with config.json.
     """
     given: list[Tables] = [cast(Tables, runs)] if hasattr(runs, "table") else list(runs)
-    every: list[Tables] = [Lean(run) if isinstance(run, Run) else run for run in given]
+    every = lean(given)
     if trainer is not None and not len(trainer.table("steps")):
         raise ConfigError(
             f"wanted the folder of a training run, {getattr(trainer, 'path', 'this one')} holds no step yet; give the "
@@ -146,7 +146,7 @@ def stats(
             states[execution_state(info, scores.get(info.execution_id, ()))] += 1
             if info.group_id is not None:
                 groups.add((number, info.group_id))
-        rows += [row for found in scores.values() for row in found]
+        rows += [row for found in scores.values() for row in _in_force(found)]
         failed += outages(scores)
     bills = [bill for run in every if (bill := hosted(run, prices)) is not None]
     spread = distributions(every, known, total.trajectory_lengths)
@@ -186,6 +186,12 @@ def execution_state(info: ExecutionInfo, scores: Iterable[Score]) -> str:
     if info.running:
         return "running"
     return "evaluator_failed" if ScoreStatus.FAILED in status else "unscored"
+
+
+def _in_force(rows: Sequence[Score]) -> Iterator[Score]:
+    """One execution's rows but for scored ones that the same evaluator scored anew."""
+    last = {evaluator_name(row): row for row in rows if row.status == ScoreStatus.SCORED}
+    return (row for row in rows if row.status != ScoreStatus.SCORED or last[evaluator_name(row)] is row)
 
 
 def _evaluators(rows: Iterable[Score]) -> tuple[EvaluatorCounts, ...]:

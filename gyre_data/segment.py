@@ -15,40 +15,38 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from .commit_log import RECORD_BYTES, encode_record, read_log
+from .commit_log import RECORD_BYTES, encode_record
 from .conform import stamp_of
 from .errors import CaptureError, CorruptError
+from .growing import first_schema, parse
 from .schema import arrow_schema
+from .small_batches import batches_of
 
 __all__ = [
-    "HEAD_BYTES",
-    "OpenSegment",
     "Sealed",
     "SegmentWriter",
     "adopt_sealed",
     "check_bytes",
+    "check_file",
     "fsync_folder",
     "iter_sealed",
     "map_file",
     "open_sealed",
     "parse_pieces",
     "projected",
-    "read_open",
     "read_sealed",
     "write_sealed",
 ]
-
-HEAD_BYTES = 8  # "ARROW1" and two zero bytes; what follows reads as an Arrow stream
 
 
 def _sync(fd: int) -> None:
@@ -64,20 +62,6 @@ class Sealed:
     num_bytes: int
     num_rows: int
     crc32: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenSegment:
-    """The verified prefix of a growing segment: batches that view the file's own bytes, and what lies beyond them."""
-
-    batches: tuple[pa.RecordBatch, ...]
-    schema: pa.Schema | None  # None while nothing is committed
-    num_rows: int
-    end: int  # bytes of data verified
-    log_end: int  # bytes of log verified
-    data_tail: int  # bytes of data after the verified prefix
-    log_tail: int  # bytes of log after it
-    damage: str | None  # why the prefix ends before the log does; None when every record checks out
 
 
 def fsync_folder(folder: Path) -> None:
@@ -217,67 +201,6 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def read_open(data_path: Path, log: bytes, known: OpenSegment | None = None) -> OpenSegment:
-    """Verify and read a growing segment up to its last good commit record in `log`.
-
-    `known` is an earlier result for the same file: only what came after it is checked and parsed. If the log no longer
-    holds that much (a commit that failed was taken back), everything is read again.
-    """
-    records, damage = read_log(log)
-    if (
-        known
-        and known.log_end
-        and (known.log_end > len(records) * RECORD_BYTES or known.end != records[known.log_end // RECORD_BYTES - 1].end)
-    ):
-        known = None
-    skip = known.log_end // RECORD_BYTES if known else 0
-    end = known.end if known else 0
-    good = skip
-    with data_path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        wanted = min(size, records[-1].end) if records else 0
-        mapped = mmap.mmap(file.fileno(), wanted, access=mmap.ACCESS_READ) if wanted else b""
-    view = memoryview(mapped)
-    for record in records[skip:]:
-        if record.end > size or zlib.crc32(view[end : record.end]) != record.crc32:
-            damage = f"the bytes of commit {good} ({end}..{record.end}) are not the ones committed"
-            break
-        end, good = record.end, good + 1
-    fresh = records[skip:good]
-    schema, batches = _parse(pa.py_buffer(mapped), known.end if known else 0, end, known.schema if known else None)
-    num_rows = sum(record.num_rows for record in fresh)
-    if num_rows != sum(batch.num_rows for batch in batches):
-        raise CorruptError(f"{data_path}: its commit log counts {num_rows} rows, its batches differ; run `gyre verify`")
-    return OpenSegment(
-        batches=(known.batches if known else ()) + tuple(batches),
-        schema=schema,
-        num_rows=(known.num_rows if known else 0) + num_rows,
-        end=end,
-        log_end=good * RECORD_BYTES,
-        data_tail=size - end,
-        log_tail=len(log) - good * RECORD_BYTES,
-        damage=damage,
-    )
-
-
-def _parse(
-    buffer: pa.Buffer, start: int, end: int, schema: pa.Schema | None
-) -> tuple[pa.Schema | None, list[pa.RecordBatch]]:
-    """Batches in the verified bytes [start, end); the schema message comes first when `start` is 0."""
-    batches: list[pa.RecordBatch] = []
-    if end <= start:
-        return schema, batches
-    reader = pa.BufferReader(buffer.slice(0, end))
-    reader.seek(start or HEAD_BYTES)
-    if schema is None:
-        schema = pa.ipc.read_schema(reader)
-    while reader.tell() < end:
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
-        batch.validate(full=True)
-        batches.append(batch)
-    return schema, batches
-
-
 def parse_pieces(
     data: pa.Buffer, spans: Sequence[tuple[int, int]], schema: pa.Schema
 ) -> tuple[pa.Schema, list[pa.RecordBatch]]:
@@ -286,14 +209,9 @@ def parse_pieces(
     The first range of the file brings the schema; when it is not among them, `schema` is taken, and a batch that does
     not fit it raises.
     """
-    batches: list[pa.RecordBatch] = []
-    for start, end in spans:
-        if start == 0:
-            schema, first = _parse(data, 0, end, None)
-            batches += first
-        else:
-            batches += _parse(data, start, end, schema)[1]
-    return schema, batches
+    if any(start == 0 for start, _ in spans):
+        schema = first_schema(data)
+    return schema, [batch for start, end in spans for batch in parse(data, start, end, schema)]
 
 
 def map_file(path: Path) -> pa.Buffer:
@@ -327,17 +245,25 @@ def projected(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 
 
 def iter_sealed(
-    data: pa.Buffer, sealed: Sealed, where: str, *, full: bool = False, columns: Collection[str] | None = None
+    data: pa.Buffer,
+    sealed: Sealed,
+    where: str,
+    *,
+    full: bool = False,
+    columns: Collection[str] | None = None,
+    lengths_of: Collection[str] = (),
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """As `read_sealed`, a batch at a time: what was read is trusted only when the end was reached without an error.
 
-    With `columns` the batches hold those of them that the file has, and nothing else is unpacked or checked.
+    With `columns` the batches hold those of them that the file has, and nothing else is unpacked or checked; many
+    small batches of a plain file come joined into few, and lists in `lengths_of` may then hold zeros.
     """
     check_bytes(data, sealed, where, full=full)
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
         schema = reader.schema if columns is None else projected(reader.schema, columns)
-        if columns is not None and stamp_of(schema).get("codec"):
+        is_cold = bool(stamp_of(schema).get("codec"))
+        if columns is not None and is_cold:
             # Arrow then unpacks no other column. Of a plain file it would copy what otherwise stays mapped.
             fields = [reader.schema.get_field_index(name) for name in schema.names]
             options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
@@ -347,15 +273,18 @@ def iter_sealed(
 
     def batches() -> Iterator[pa.RecordBatch]:
         num_rows = 0
-        for number in range(reader.num_record_batches):
-            try:
-                batch = reader.get_batch(number)
-                batch = batch if columns is None else batch.select(schema.names)
+        read: Iterator[pa.RecordBatch]
+        if columns is None or is_cold:
+            read = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        else:
+            read = batches_of(reader, data, sealed.num_rows, schema.names, lengths_of)
+        try:
+            for batch in read:
                 batch.validate(full=True)
-            except (pa.ArrowException, OSError, LookupError) as error:
-                raise _damaged(where, error) from error
-            num_rows += batch.num_rows
-            yield batch
+                num_rows += batch.num_rows
+                yield batch
+        except (pa.ArrowException, OSError, LookupError) as error:
+            raise _damaged(where, error) from error
         _check_rows(num_rows, sealed, where)
 
     return schema, batches()
@@ -367,9 +296,20 @@ def check_bytes(data: pa.Buffer, sealed: Sealed, where: str, *, full: bool) -> N
         raise CorruptError(f"{where}: wanted {sealed.num_bytes} bytes, found {data.size}; restore the file from a copy")
     if full and (crc32 := zlib.crc32(memoryview(data))) != sealed.crc32:
         raise CorruptError(
-            f"{where}: wanted CRC-32 {sealed.crc32:08x}, got {crc32:08x}: bytes changed after sealing; "
-            "restore the file from a copy"
+            f"{where}: wanted CRC-32 {sealed.crc32:08x}, got {crc32:08x}: bytes changed after sealing; restore the "
+            "file from a copy, or see what is lost and leave it out: `gyre verify` on the run, then with --salvage"
         )
+
+
+def check_file(path: Path, sealed: Sealed) -> None:
+    """`check_bytes` of a whole file, which is read once: not again while its inode, size and time are the same."""
+    found = path.stat()
+    _check_file(path, sealed, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _check_file(path: Path, sealed: Sealed, _identity: tuple[int, ...]) -> None:
+    check_bytes(map_file(path), sealed, str(path), full=True)
 
 
 def _check_rows(num_rows: int, sealed: Sealed, where: str) -> None:

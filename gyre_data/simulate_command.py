@@ -35,8 +35,11 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs, every seed with it.")] = False,
 ) -> None:
     """Say what a schedule would take before any GPU is spent: hours, bounds, staleness, idle shares, switches."""
-    experiment = import_module("gyre_sched.experiment")
-    errors = import_module("gyre_sched.errors")
+    try:
+        experiment = import_module("gyre_sched.experiment")
+        errors = import_module("gyre_sched.errors")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"wanted the package gyre_sched to simulate with, got {error}; install it again") from error
     try:
         title, base, rungs = experiment.ladder(
             scenario, changes=None if steps is None else {"steps": steps}, durations=_durations(recorded, durations)

@@ -12,7 +12,7 @@ from .pins import find_tag, split_tag
 from .reader import Run
 from .writer import RunWriter
 
-__all__ = ["SAMPLE", "Run", "RunWriter", "find_run", "open"]
+__all__ = ["SAMPLE", "Run", "RunWriter", "find_run", "open", "run_folders"]
 
 SAMPLE = Path(__file__).with_name("sample")
 """A small recorded run that comes with every release, read-only; commands call it `sample`."""
@@ -27,11 +27,14 @@ def open(path: str | Path) -> Run:
     if (url := remote_url(path)) is not None:
         return RemoteRun(url)
     folder, tag = split_tag(path)
+    if not folder.exists():
+        where = "" if folder.is_absolute() else f" in {Path.cwd()}"
+        raise ConfigError(f"wanted a run folder, there is no {folder}{where}; see `gyre ls`")
     return Run(folder, None if tag is None else find_tag(folder, tag).manifest)
 
 
-def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
-    """The run folder a command means: `arg`, or without it the run made last under `root`, by its `run.json`.
+def find_run(arg: str | Path | None = None, root: str | Path | None = None) -> Path:
+    """The run folder a command means: `arg`, or without it the run made last under `root` (see `run_folders`).
 
     `sample` is the run that comes with the release, unless there is a folder of that name.
     """
@@ -41,18 +44,34 @@ def find_run(arg: str | Path | None = None, root: str | Path = "runs") -> Path:
         if remote_url(arg) is not None:
             return Path(arg)
         folder, tag = split_tag(arg)
-        if not manifests.numbers(folder):
-            raise ConfigError(f"wanted a run folder, {arg} holds no manifest; `gyre ls` lists the runs under ./{root}")
+        manifests.check_run(folder)
         if tag is not None:
             find_tag(folder, tag)
         return Path(arg)
-    found = [(_created_at(path), path) for path in Path(root).glob("*/run.json")]
-    found = [(created_at, path) for created_at, path in found if manifests.is_recording(path.parent)]
+    found = [(_created_at(path / "run.json"), path) for path in run_folders(root) if (path / "run.json").is_file()]
     if not found:
+        places = "none is here or in ./runs" if root is None else f"{root} holds no run"
         raise ConfigError(
-            f"wanted a run folder, got none and ./{root} holds no run; record one with `gyre demo`, or look at `sample`"
+            f"wanted a run folder, got none and {places}; record one with `gyre demo`, or look at `sample`"
         )
-    return max(found)[1].parent
+    return max(found)[1]
+
+
+def run_folders(root: str | Path | None = None) -> list[Path]:
+    """Run folders directly under `root`, unread; without it those under ./runs and those in this folder.
+
+    `gyre record` makes runs in ./runs; `gyre demo` and live training leave theirs where they are started.
+    """
+    places = (Path("runs"), Path()) if root is None else (Path(root),)
+    found = [path for place in places if place.is_dir() for path in place.iterdir()]
+    return [path for path in found if _is_run(path)]
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return manifests.is_recording(path)
+    except PermissionError:  # somebody else's, where this folder is one that many use
+        return False
 
 
 def _created_at(path: Path) -> str:

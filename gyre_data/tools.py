@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .json_values import parsed
+from .lean import lean
 from .node_rows import NodeRows, flat_lists, node_rows
 from .path import MINTED_CALL, minted_number
 from .reader import unpack_blob
@@ -67,6 +68,8 @@ class ToolShares:
     reasoning_tokens: int
     messages_missing: int
     """Messages that the run does not hold (purged or redacted away): in no tool's figures."""
+    left_out: tuple[str, ...] = ()
+    """Executions whose nodes name one another in a circle: in no figure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +104,7 @@ class _Totals:
     text: float = 0.0
     reasoning: float = 0.0
     missing: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 def num_messages(runs: Sequence[Tables]) -> int:
@@ -111,7 +115,7 @@ def num_messages(runs: Sequence[Tables]) -> int:
 def by_tool(runs: Tables | Sequence[Tables]) -> ToolShares:
     """Token shares by tool over runs together."""
     totals = _Totals()
-    for run in [cast(Tables, runs)] if hasattr(runs, "table") else runs:
+    for run in lean(runs):
         _add_run(run, totals)
     tools = [
         ToolCounts(
@@ -132,11 +136,13 @@ def by_tool(runs: Tables | Sequence[Tables]) -> ToolShares:
         text_tokens=round(totals.text),
         reasoning_tokens=round(totals.reasoning),
         messages_missing=totals.missing,
+        left_out=totals.left_out,
     )
 
 
 def _add_run(run: Tables, totals: _Totals) -> None:
     nodes = node_rows(run)
+    totals.left_out += nodes.left_out
     if not len(nodes):
         return
     sampled_N = pc.is_in(nodes.column("author"), value_set=pa.array([str(one) for one in _SAMPLED])).to_numpy()

@@ -11,7 +11,7 @@ Shape legend: N nodes of the tree, C calls of the execution, T tokens of one nod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -80,7 +80,7 @@ class Tree:
     copied_N: Rows
     """Index of the node that this one copies; -1 when it copies none, or one that is not in the tree."""
     has_logprobs_N: npt.NDArray[np.bool_]
-    calls: Sequence[Call]
+    calls: Calls
     """Committed calls by start time, then id."""
     facts: CallColumns
     """Columns of the same calls, for counting."""
@@ -110,7 +110,7 @@ class Tree:
     @classmethod
     def load(cls, run: Tables, execution_id: str) -> Tree:
         """Load one execution; to load many of a run, use `Forest`, which orders its tables once."""
-        return Forest(run, only=execution_id).tree(execution_id)
+        return Forest(run, only=(execution_id,)).tree(execution_id)
 
     def _read(self, nodes: pa.Table) -> None:
         """Arrays per node, in the tree's order."""
@@ -312,8 +312,8 @@ class Tree:
 class Forest:
     """The trees of one run: each table is put in order once, then any execution loads without a further scan."""
 
-    def __init__(self, run: Tables, *, only: str | None = None) -> None:
-        """`only` names the one execution that will be loaded."""
+    def __init__(self, run: Tables, *, only: Collection[str] | None = None) -> None:
+        """`only` names the executions that will be loaded."""
         self.run = run
         # Calls first: a call that is there has its nodes in any table read later.
         self.tables = {name: run.table(name) for name in ("calls", "nodes", "deliveries")}

@@ -121,6 +121,12 @@ class Calls(Sequence[Call]):
             self._single[number] = self._records(self._rows[number : number + 1])[0]
         return self._single[number]
 
+    def at(self, numbers: Rows) -> list[Call]:
+        """Several at once: of few of many calls, the others are not made."""
+        if self._all is not None or not len(numbers):
+            return [self._every()[number] for number in numbers.tolist()]
+        return self._records(self._rows[numbers])
+
     def _every(self) -> tuple[Call, ...]:
         if self._all is None:
             made = self._records(self._rows)

@@ -19,6 +19,7 @@ from . import manifest as manifests
 from .checks import CHECKS, Problem, ProblemKind
 from .commit_log import later_records, read_log
 from .errors import CorruptError, DataError, GyreError, SchemaError
+from .growing import OpenSegment
 from .lock import LOCK, is_locked
 from .pins import TAGS, find_tag, split_tag
 from .reader import Run, conformed
@@ -28,7 +29,7 @@ from .rewrite import unnamed
 from .run_info import INFO, read_info
 from .sampling_checks import SAMPLING_CHECKS
 from .schema import TABLES, arrow_schema
-from .segment import OpenSegment, open_sealed
+from .segment import open_sealed
 
 __all__ = ["Report", "verify"]
 
@@ -189,9 +190,11 @@ def _read_table(run: Run, name: str, tables: dict[str, pa.Table], notes: list[st
         if part.schema is None:
             continue
         try:
-            parts.append(conformed(name, part.schema, list(part.batches)))
+            parts.append(conformed(name, part.schema, list(part.batches())))
         except SchemaError as error:
             problems.append(Problem(kind=ProblemKind.SCHEMA, where=f"{name}/{stem}.open", detail=str(error)))
+        except (CorruptError, pa.ArrowException) as error:
+            problems.append(Problem(kind=ProblemKind.CORRUPT, where=f"{name}/{stem}.open", detail=str(error)))
     tables[name] = pa.concat_tables(parts) if parts else arrow_schema(name).empty_table()
     problems += _check_nulls(name, tables[name])
     return problems

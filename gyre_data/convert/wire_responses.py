@@ -1,18 +1,48 @@
-"""Items of OpenAI Responses as messages: what Codex's sessions and logs of that API hold."""
+"""Items of OpenAI Responses as what was said: for Codex's sessions, logs of that API, and the proxy that observes it.
+
+`said` and `turn_said` read items into a form without ids and marks; `conversation` and `turn` make messages of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .calls import Opening
 from .messages import Message, join_lines, list_of, message, text_of, tool_call
 
-__all__ = ["conversation", "is_model", "item_message", "opening", "turn"]
+__all__ = ["ItemsSaid", "conversation", "conversation_said", "is_model", "item_message", "opening", "turn", "turn_said"]
 
 _TEXT = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 # Marks of a client or a server on an item that say nothing of what was said.
 _MARKS = ("id", "status", "cache_control", "metadata", "internal_chat_message_metadata_passthrough")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemsSaid:
+    """What one message of the client, or the items of one turn of the model, say."""
+
+    role: str
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[tuple[str, Any, str], ...] = ()
+    """Name, arguments as they came, id."""
+    answers: str = ""
+    """Id of the call whose output it is."""
+    left: tuple[Any, ...] = ()
+    """Blocks that are no text."""
+
+    def message(self) -> Message:
+        """In the form in which a run stores it."""
+        return message(
+            self.role,
+            self.text,
+            reasoning=self.reasoning,
+            tool_calls=[tool_call(*call) for call in self.calls],
+            tool_call_id=self.answers,
+            blocks=self.left,
+        )
 
 
 def opening(body: Mapping[str, Any]) -> Opening:
@@ -24,8 +54,12 @@ def opening(body: Mapping[str, Any]) -> Opening:
 
 def conversation(given: Any) -> list[Message]:
     """The messages of an input; neighbouring items of the model are one turn."""
+    return [said.message() for said in conversation_said(given)]
+
+
+def conversation_said(given: Any) -> Iterator[ItemsSaid]:
+    """What an input says; neighbouring items of the model are one turn."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list_of(given)
-    found: list[Message] = []
     run: list[Mapping[str, Any]] = []
     for item in items:
         if not isinstance(item, Mapping):
@@ -34,10 +68,11 @@ def conversation(given: Any) -> list[Message]:
             run.append(item)
             continue
         if run:
-            found.append(turn(run))
+            yield turn_said(run)
             run = []
-        found.append(item_message(item))
-    return [*found, turn(run)] if run else found
+        yield _item_said(item)
+    if run:
+        yield turn_said(run)
 
 
 def is_model(item: Mapping[str, Any]) -> bool:
@@ -50,23 +85,32 @@ def is_model(item: Mapping[str, Any]) -> bool:
 
 def item_message(item: Mapping[str, Any]) -> Message:
     """An item that the client made: a message, the output of a call, or what is not known."""
+    return _item_said(item).message()
+
+
+def turn(items: Iterable[Mapping[str, Any]]) -> Message:
+    """One turn of the model."""
+    return turn_said(items).message()
+
+
+def _item_said(item: Mapping[str, Any]) -> ItemsSaid:
     kind = text_of(item.get("type")) or "message"
     if kind == "message":
         role, (texts, left) = text_of(item.get("role")) or "user", _texts(item.get("content"))
-        return message("system" if role == "developer" else role, join_lines(texts), blocks=left)
+        return ItemsSaid(role="system" if role == "developer" else role, text=join_lines(texts), left=tuple(left))
     if kind.endswith("_output"):
         output = item.get("output")
         texts, left = _texts(output)
         left = [*left, output] if isinstance(output, Mapping) else left
         answers = text_of(item.get("call_id")) or text_of(item.get("id"))
-        return message("tool", join_lines(texts), tool_call_id=answers, blocks=left)
-    return message("user", blocks=[_bare(item)])
+        return ItemsSaid(role="tool", text=join_lines(texts), answers=answers, left=tuple(left))
+    return ItemsSaid(role="user", left=(_bare(item),))
 
 
-def turn(items: Iterable[Mapping[str, Any]]) -> Message:
-    """One turn of the model. Ids of items are left out: some clients drop them."""
+def turn_said(items: Iterable[Mapping[str, Any]]) -> ItemsSaid:
+    """What one turn of the model says. Ids of items are left out: some clients drop them."""
     text = reasoning = ""
-    calls: list[dict[str, Any]] = []
+    calls: list[tuple[str, Any, str]] = []
     left: list[Any] = []
     for item in items:
         match text_of(item.get("type")) or "message":
@@ -80,19 +124,24 @@ def turn(items: Iterable[Mapping[str, Any]]) -> Message:
             case "function_call" | "custom_tool_call":
                 space, name = text_of(item.get("namespace")), text_of(item.get("name"))
                 given = item.get("arguments", item.get("input", ""))
-                calls.append(tool_call(f"{space}.{name}" if space else name, given, item.get("call_id")))
+                calls.append((f"{space}.{name}" if space else name, given, text_of(item.get("call_id"))))
             case _:
                 left.append(_bare(item))
-    return message("assistant", text, reasoning=reasoning, tool_calls=calls, blocks=left)
+    return ItemsSaid(role="assistant", text=text, reasoning=reasoning, calls=tuple(calls), left=tuple(left))
 
 
 def _texts(content: Any) -> tuple[list[str], list[Any]]:
     """Texts of a content, and the parts that are none."""
     if isinstance(content, str):
         return [content], []
-    parts = list(content) if isinstance(content, Sequence) else []
+    parts = [_unmarked(part) for part in content] if isinstance(content, Sequence) else []
     known = [part for part in parts if isinstance(part, Mapping) and part.get("type") in _TEXT]
     return [text_of(part.get("text")) for part in known], [part for part in parts if part not in known]
+
+
+def _unmarked(part: Any) -> Any:
+    """A part without the mark that moves from request to request."""
+    return {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
 
 
 def _bare(item: Mapping[str, Any]) -> dict[str, Any]:

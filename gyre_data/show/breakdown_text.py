@@ -71,6 +71,8 @@ def tool_lines(found: ToolShares, *, width: int = 80) -> Iterator[Text]:
         yield Text(f"text ~{text}  reasoning ~{reasoning} of sampled tokens, which are split by bytes", style="dim")
     if found.messages_missing:
         yield Text(f"{count(found.messages_missing)} messages are not in the run: in no figure", style=_WRONG)
+    for execution_id in found.left_out:
+        yield Text(f"{execution_id} is inconsistent and in no figure: gyre verify says why", style=_WRONG)
 
 
 def _tool_row(tool: ToolCounts, found: ToolShares) -> Row:

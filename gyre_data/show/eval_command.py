@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +20,12 @@ from gyre_data.store import open as open_run
 
 __all__ = ["eval_"]
 
+_FAILURES = 3
+"""Shown of a new evaluator's failures: where it fails on all, it says the same of each."""
+
 
 def eval_(
-    run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the last run under ./runs.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the run made last.")] = None,
     other: Annotated[Path | None, typer.Argument(help="A second run, compared with the first task by task.")] = None,
     k: Annotated[str, typer.Option("-k", help="Numbers of attempts, for example 1,4.")] = "1",
     by: Annotated[str | None, typer.Option(help="`task`: a line for each task.")] = None,
@@ -63,8 +67,12 @@ def eval_(
 
 def _rescored(done: Any) -> Iterator[str]:
     yield f"judged again by {done.evaluator}: {done.scored} scored, {len(done.failed)} failed"
-    for execution_id, why in done.failed.items():
+    for execution_id, why in islice(done.failed.items(), _FAILURES):
         yield typer.style(f"  {execution_id} failed, not counted as zero: {why}", fg="red")
+    if (more := len(done.failed) - _FAILURES) > 0:
+        yield typer.style(f"  and {more} more failed", fg="red")
+    if done.scored:
+        yield f"  they count in the place of what {done.evaluator} said of the same executions before, if anything"
     for reason, number in done.skipped.items():
         yield typer.style(f"  not judged: {reason} {number}", fg="red")
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gyre_data.decode import decoder
-from gyre_data.execution import executions, short_id
+from gyre_data.execution import short_id
 from gyre_data.explain import ExecutionExplained, Loss, RunExplained, explain_execution, explain_run
 from gyre_data.printable import printable
 from gyre_data.provenance import explain_call, explain_token, request_body
@@ -82,10 +82,11 @@ def explain(
 
 
 def _run(run: Run, found: RunExplained, as_json: bool) -> None:
-    known, console = executions(run), screen()
+    console = screen()
     if as_json:
         print_json(found)
         return
+    known = [v.execution_id for v in found.verdicts]
     shorts = {v.execution_id: short_id(known, v.execution_id) for v in found.verdicts}
     show(run_lines(found, shorts=shorts, where=where_of(run), width=console.width), console)
 

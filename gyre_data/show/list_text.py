@@ -100,7 +100,7 @@ def _table(columns: Sequence[tuple[str, Sequence[Text]]], width: int) -> Iterato
 def run_list(found: Sequence[RunSummary], *, width: int = 80) -> Iterator[Text]:
     """One line a run, oldest first; what is wrong with one stands below it."""
     if not found:
-        yield Text("no run under ./runs; record one with: gyre demo, or look at: gyre tree sample")
+        yield Text("no run here or in ./runs; record one: gyre demo, or look at: gyre tree sample")
         return
     columns = [
         ("run", [Text(r.path) for r in found]),

@@ -28,6 +28,7 @@ LABEL = 12
 _OUTAGES = 3
 """Outages told of one evaluator; `--by evaluator` has them all."""
 _TOOLS = 5
+_FAULTS = 3
 
 
 def stats_lines(found: Stats, *, where: str, width: int = 80) -> Iterator[Text]:
@@ -54,6 +55,7 @@ def labelled(label: str, parts: Sequence[str | Text], width: int) -> Iterator[Te
 def _sections(found: Stats, where: str) -> Iterator[tuple[str, Sequence[str | Text]]]:
     trees = found.trees
     yield "executions", _executions(found)
+    yield "faulty", [*_faulty(trees, where)]
     if found.end_reasons:
         yield "ended", [*_named(found.end_reasons, wrong=("crashed", "infra_fault"))]
     yield "nodes", _nodes(found)
@@ -112,9 +114,19 @@ def _executions(found: Stats) -> list[str | Text]:
     if wrong:
         calls.append(" (").append(wrong, style=_WRONG).append(")")
     if trees.inconsistent:
-        told.append(", ").append(f"{count(trees.inconsistent)} inconsistent: left out, see gyre verify", style=_WRONG)
+        told.append(", ").append(f"{count(trees.inconsistent)} inconsistent: left out", style=_WRONG)
     groups = [f"in {plural(found.groups, 'group')}"] if found.groups else []
     return [told, *groups, calls, f"p50 {duration(found.duration_p50_s)}"]
+
+
+def _faulty(trees: TreeCounts, where: str) -> Iterator[str | Text]:
+    """The inconsistent executions by name."""
+    for fault in trees.faults[:_FAULTS]:
+        yield Text(fault.execution_id, style=_WRONG)
+    if (more := trees.inconsistent - _FAULTS) > 0:
+        yield f"and {count(more)} more (--json)"
+    if trees.faults:
+        yield f"why: gyre verify {where}"
 
 
 def _nodes(found: Stats) -> list[str | Text]:

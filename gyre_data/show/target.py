@@ -60,8 +60,13 @@ def split_run(words: Sequence[str], most: int, *, one_is_run: bool = True) -> tu
     names_run = bool(words) and (len(words) > most or (one_is_run and _is_run(words[0])))
     if len(words) > most + names_run:
         raise ConfigError(f"wanted at most {most + 1} words, got {len(words)}: {' '.join(words)}; see --help")
-    run = open_run(find_run(words[0] if names_run else None))
-    return run, list(words[names_run:])
+    try:
+        folder = find_run(words[0] if names_run else None)
+    except ConfigError as error:
+        if names_run or not words:
+            raise
+        raise ConfigError(f"{error}; {words[0]} is no folder, so it was taken for an execution of one") from None
+    return open_run(folder), list(words[names_run:])
 
 
 def _is_run(word: str) -> bool:

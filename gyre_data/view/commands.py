@@ -14,6 +14,7 @@ from gyre_data.show.target import split_run, targets
 
 from .report import write_report
 from .server import ViewServer
+from .training import Training, open_training
 
 __all__ = ["view"]
 
@@ -36,14 +37,21 @@ def view(
         list[str] | None, typer.Option(help="NAME or NAME=WEIGHT of the reward; may repeat. Left out, the only one.")
     ] = None,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
+    training: Annotated[
+        Path | None, typer.Option(help="output.dir of training on the run; left out, one that lies beside it.")
+    ] = None,
+    cells: Annotated[Path | None, typer.Option(help="Ledger of the scheduler; left out, ledger.jsonl there.")] = None,
 ) -> None:
     """Look at a run in the browser: trees, lanes over time, conversations, tokens. Follows a run being recorded.
 
-    With -o, one file that anyone can open: the whole run, or the one execution that is named.
+    Training beside it is shown on the first screen; RUN may be the trainer's folder too. With -o, one file that anyone
+    can open: the whole run, or the one execution that is named.
     """
     opened, rest = split_run([word for word in (run, execution) if word is not None], 1)
+    opened, beside = open_training(opened, training, cells=cells)
     found = targets(opened, rest)[0] if rest else None
-    judged: dict[str, Any] = {"j_max": j_max or None, "evaluators": known_weights(evaluator, [opened])}
+    weights = known_weights(evaluator, [opened])
+    judged: dict[str, Any] = {"j_max": j_max or None, "evaluators": weights, "training": beside}
     if out is not None:
         only = found.execution.execution_id if found else None
         written = write_report(opened, out, execution=only, **judged)
@@ -51,7 +59,11 @@ def view(
         typer.echo(f"{written}: {size}, opens in any browser without network; it holds every text of the run")
         return
     token = os.environ.get("GYRE_VIEW_TOKEN")
-    with ViewServer(opened, host=host, port=port, remote=remote, token=token, **judged) as server:
+
+    def look() -> Training | None:
+        return open_training(opened, None)[1]
+
+    with ViewServer(opened, host=host, port=port, remote=remote, token=token, look=look, **judged) as server:
         url = (
             server.url_of(found.execution.execution_id, found.call.call_id if found.number else None)
             if found

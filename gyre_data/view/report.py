@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from gyre_data.tree import Forest, Tree
 from .data import Kept, execution_model, node_tokens, run_figures, run_model
 from .page import Chunk, page
 from .texts import Texts
+from .training import Training
 from .vocabulary import Vocabulary
 
 __all__ = ["write_report"]
 
+STEPS_TOGETHER = 50
+"""Steps of training in one chunk; source.js counts on it."""
 _BUNDLE_BYTES = 1 << 19  # texts inflated together when one of them is opened
 
 
@@ -37,6 +41,7 @@ def write_report(
     execution: str | None = None,
     j_max: int | None = 5,
     evaluators: Mapping[str, float] | None = None,
+    training: Training | None = None,
 ) -> Path:
     """Write `run`, or one execution of it, to the HTML file `out`; raises ConfigError when it cannot be written.
 
@@ -47,7 +52,9 @@ def write_report(
     wanted = list(known) if execution is None else [find(known, execution)]
     try:
         with new_file(out, force=True) as file:  # for its owner alone, as the run is: it holds every text
-            chunks = page(_chunks(run, wanted, figures), title=f"{Path(run.path).name} - gyre view")
+            chunks = page(
+                chain(_chunks(run, wanted, figures), _training(training)), title=f"{Path(run.path).name} - gyre view"
+            )
             file.writelines(chunk.encode() for chunk in chunks)
     except OSError as error:
         raise ConfigError(f"wanted to write a report to {out}, got: {error}; name another place") from error
@@ -80,6 +87,15 @@ def _chunks(run: Run, wanted: Sequence[str], figures: dict[str, Any]) -> Iterato
     yield _json("bundles", bundles.place)
     vocabulary = Vocabulary(run)
     yield _json("vocabulary", {"problem": vocabulary.problem, "texts": vocabulary.texts(ids)})
+
+
+def _training(training: Training | None) -> Iterator[Chunk]:
+    yield _json("training", None if training is None else training.model())
+    if training is None:
+        return
+    steps = [row["step"] for row in training.folder.steps]
+    for at in range(0, len(steps), STEPS_TOGETHER):
+        yield _json(f"steps:{at // STEPS_TOGETHER}", [training.step(step) for step in steps[at : at + STEPS_TOGETHER]])
 
 
 def _json(name: str, value: Any) -> Chunk:

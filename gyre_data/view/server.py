@@ -1,20 +1,16 @@
 """Serves a run as a page on this machine and follows it while it is written.
 
-Standard library only. One `Run` is shared behind a lock and moved on a few times a second while somebody watches; the
-page is told that there is something new and asks for what changed. Requests are refused unless they name this server
-in `Host` (a foreign site that resolves its own name to 127.0.0.1 does not), and, for others than loopback, carry the
-token that the printed address sets as a cookie.
+Standard library only. The page is told that there is something new and asks for what changed (`following`). Requests
+are refused unless they name this server in `Host` (a foreign site that resolves its own name to 127.0.0.1 does not),
+and, for others than loopback, carry the token that the printed address sets as a cookie.
 """
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
-import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -22,167 +18,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from gyre_data.errors import ConfigError, DataError, GyreError
-from gyre_data.execution import Execution, executions, find
+from gyre_data.errors import ConfigError, GyreError
 from gyre_data.reader import Run
 
-from .changes import History
-from .data import Kept, execution_model, node_tokens, run_figures, run_model
+from .following import Following
+from .loopback import is_loopback
 from .page import page, policy
-from .texts import Texts
-from .vocabulary import Vocabulary
+from .training import Training
 
-__all__ = ["Following", "ViewServer", "is_loopback"]
+__all__ = ["ViewServer"]
 
-_log = logging.getLogger(__name__)
-
-_POLL_S = 0.1
 _BEAT_S = 10.0
 _MAX_BODY = 8 << 20
 _COOKIE = "gyre_view"
-_MOST_KEPT = 8
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-class Following:
-    """A run that moves on: every answer is of one snapshot, `wait` returns when there is another."""
-
-    def __init__(self, run: Run, *, j_max: int | None = 5, evaluators: Mapping[str, float] | None = None) -> None:
-        self._run, self._j_max, self._evaluators = run, j_max, evaluators
-        self._lock, self._counting = threading.RLock(), threading.Lock()
-        self._second: Run | None = None
-        self._counted: tuple[int, Any] = (0, None)
-        self._changed = threading.Condition()
-        self._texts = Texts(run)
-        self._rows: dict[str, Kept] = {}
-        self._vocabulary: Vocabulary | None = None
-        self._kept: dict[tuple[str, str | None], tuple[int, Any]] = {}
-        self._told: dict[tuple[str, str | None], History] = {}
-        self._watchers = 0
-        # No version of an earlier server is one of ours: a page that outlived it must not take our changes for its own.
-        self.version = time.time_ns() // 1_000_000
-
-    @property
-    def name(self) -> str:
-        """Name of the run's folder."""
-        return str(self._run.path).rsplit("/", 1)[-1]
-
-    def refresh(self) -> bool:
-        """Take a new snapshot; True and a new version if anything was added."""
-        with self._lock:
-            moved = self._run.refresh()
-            if moved:
-                self.version += 1
-        if moved:
-            with self._changed:
-                self._changed.notify_all()
-        return moved
-
-    def wait(self, version: int, timeout_s: float) -> int:
-        """The version once it is another than `version`, or after the timeout the same."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.version != version, timeout_s)
-        return self.version
-
-    def watch(self, stop: threading.Event) -> None:
-        """Refresh until `stop`, while somebody waits; what cannot be read now is tried again."""
-        told = ""
-        while not stop.wait(_POLL_S):
-            try:
-                if self._watchers:
-                    self.refresh()
-            except (GyreError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
-                    _log.warning("%s cannot be followed: %s", self._run.path, told)
-
-    def watching(self, change: int) -> None:
-        """Note that somebody began (1) or ceased (-1) to wait for news."""
-        with self._changed:
-            self._watchers += change
-
-    def run_model(self, since: int = 0) -> dict[str, Any]:
-        """`data.run_model`: the whole, or what changed `since` a version of it; see `changes.History`."""
-        if not self._watchers:  # nobody moves it on meanwhile
-            self.refresh()
-        return self._since("run", None, since, lambda: run_model(self._run))
-
-    def figures(self) -> Any:
-        """See `data.run_figures`. Counted on a snapshot of its own: who asks for calls does not wait for it."""
-        with self._counting:
-            version, found = self._counted
-            if version != self.version:
-                version = self.version
-                self._second = self._second or Run(self._run.path)
-                self._second.refresh()
-                found = run_figures(self._second, j_max=self._j_max, evaluators=self._evaluators)
-                self._counted = version, found
-            return found
-
-    def execution(self, execution_id: str, since: int = 0) -> dict[str, Any]:
-        """`data.execution_model`: the whole, or what changed `since` a version of it; see `changes.History`."""
-
-        def make() -> Any:
-            loaded = self._load(execution_id)
-            kept = self._rows.setdefault(loaded.execution_id, Kept(self._texts))
-            _drop(self._rows, _MOST_KEPT)
-            return execution_model(loaded, kept, j_max=self._j_max)
-
-        return self._since("execution", execution_id, since, make)
-
-    def tokens(self, execution_id: str, node_ids: list[str]) -> bytes:
-        """Ids, then log-probs, of these nodes end to end."""
-        with self._lock:
-            tree = self._of_version("tree", execution_id, lambda: self._load(execution_id)).tree
-            if unknown := [name for name in node_ids if name not in tree.index]:
-                raise DataError(f"wanted nodes of {execution_id}, got {unknown[0]!r}; load the page anew")
-            return b"".join(node_tokens(tree, (tree.index[name] for name in node_ids)))
-
-    def texts(self, blob_ids: list[str]) -> dict[str, str | None]:
-        """Blobs as text; None for one that cannot be read."""
-        with self._lock:
-            return {name: self._texts.plain(name) for name in blob_ids}
-
-    def vocabulary(self, ids: list[int]) -> dict[str, Any]:
-        """Texts of token ids, or why there are none."""
-        with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self._run)
-            return {"problem": self._vocabulary.problem, "texts": self._vocabulary.texts(ids)}
-
-    def _load(self, execution_id: str) -> Execution:
-        known = executions(self._run)
-        loaded = self._of_version("tree", execution_id, lambda: Execution(self._run, known[find(known, execution_id)]))
-        assert isinstance(loaded, Execution)
-        return loaded
-
-    def _since(self, kind: str, name: str | None, since: int, make: Callable[[], Any]) -> dict[str, Any]:
-        with self._lock:
-            told = self._told.setdefault((kind, name), History())
-            _drop(self._told, _MOST_KEPT)
-            if told.version != self.version:
-                told.move(self.version, make())
-            return told.since(since)
-
-    def _of_version(self, kind: str, name: str | None, make: Callable[[], Any]) -> Any:
-        """What `make` gives for the present snapshot, made once."""
-        with self._lock:
-            version, found = self._kept.get((kind, name), (0, None))
-            if version != self.version:
-                found = make()
-                stale = [key for key, (of, _) in self._kept.items() if of != self.version]
-                for key in stale:
-                    del self._kept[key]
-                self._kept[kind, name] = (self.version, found)
-                _drop(self._kept, _MOST_KEPT)
-            return found
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -200,6 +48,8 @@ class ViewServer(ThreadingHTTPServer):
         token: str | None = None,
         j_max: int | None = 5,
         evaluators: Mapping[str, float] | None = None,
+        training: Training | None = None,
+        look: Callable[[], Training | None] | None = None,
     ) -> None:
         if not is_loopback(host) and not remote:
             raise ConfigError(
@@ -207,14 +57,15 @@ class ViewServer(ThreadingHTTPServer):
                 "prompt; leave --host out, or add --remote, which asks each browser for a token"
             )
         self.token = (token or secrets.token_urlsafe(24)) if remote else None
-        self.following = Following(run, j_max=j_max, evaluators=evaluators)
+        self.following = Following(run, j_max=j_max, evaluators=evaluators, training=training, look=look)
         self._stop = threading.Event()
         try:
             super().__init__((host.strip("[]"), port), _Handler)
         except OSError as error:
             raise ConfigError(f"wanted to serve on {host} port {port}, got: {error}; name another --port") from error
         self.host = host
-        threading.Thread(target=self.following.watch, args=(self._stop,), daemon=True).start()
+        for watch in (self.following.watch, self.following.watch_training):
+            threading.Thread(target=watch, args=(self._stop,), daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -271,6 +122,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return following.figures()
             case "/api/execution":
                 return following.execution(asked["id"], int(asked.get("since", 0)))
+            case "/api/training":
+                return following.training_model(int(asked.get("since", 0)))
+            case "/api/step":
+                return following.step(int(asked["n"]))
             case "/api/events":
                 return self._events
         raise KeyError(path)
@@ -306,19 +161,21 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(HTTPStatus.OK, data, "application/json")
 
     def _events(self) -> None:
-        """Server-sent events: the version, whenever there is another, and a comment now and then."""
+        """Server-sent events: the versions of run and training, whenever one is another, and a comment now and then."""
         self.send_response(HTTPStatus.OK)
         for name, value in {"Content-Type": "text/event-stream", **_HEADERS, "Connection": "close"}.items():
             self.send_header(name, value)
         self.end_headers()
         self.close_connection = True
-        following, version = self.server.following, 0
+        following, told = self.server.following, (0, 0)
         following.watching(1)
         try:
             while True:
-                now = following.wait(version, _BEAT_S)
-                self.wfile.write(b": still here\n\n" if now == version else f"data: {now}\n\n".encode())
-                version = now
+                now = following.wait(told, _BEAT_S)
+                news = [f"data: {now[0]}\n\n"] if now[0] != told[0] else []
+                news += [f"event: training\ndata: {now[1]}\n\n"] if now[1] != told[1] else []
+                self.wfile.write("".join(news or [": still here\n\n"]).encode())
+                told = now
         except OSError:
             pass
         finally:
@@ -357,12 +214,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal shows the address and waits."""
-
-
-def _drop(kept: dict[Any, Any], most: int) -> None:
-    """Forget the oldest entries, so that looking at a thousand executions does not keep a thousand."""
-    while len(kept) > most:
-        del kept[next(iter(kept))]
 
 
 def _same(given: str, wanted: str) -> bool:

@@ -6,13 +6,13 @@ import { on, state, tell } from "./store.js";
 import { COLOURS } from "./tokens.js";
 
 export function setUpBar() {
-  on("call tab tokens side mark refreshed", draw);
+  on("call tab tokens side mark refreshed training", draw);
 }
 
 function draw() {
   const e = state.execution;
-  if (!e) return;
-  const call = state.call && e.call(state.call);
+  if (!e && !state.training) return;
+  const call = state.call && e?.call(state.call);
   fill($("bar"), call ? about(e, call) : null, h("div.line.tools", null, tabs(), h("span.grow"), call ? tools() : null));
   $("talk").hidden = false;
 }
@@ -35,10 +35,10 @@ function fresh(e, call) {
   return (e.nodesOfCall.get(call.call_id) || []).filter((i) => e.nodes[i].node_id !== call.output_node).reduce((n, i) => n + e.nodes[i].num_tokens, 0);
 }
 
-const TABS = { talk: "Conversation", diff: "Compare", overview: "Execution" };
+const TABS = { talk: "Conversation", diff: "Compare", overview: "Execution", steps: "Steps" };
 
 function tabs() {
-  return h("div.tabs", { role: "tablist", "aria-label": "What to show" }, Object.entries(TABS).map(([name, title]) =>
+  return h("div.tabs", { role: "tablist", "aria-label": "What to show" }, Object.entries(TABS).filter(([name]) => name !== "steps" || state.training).map(([name, title]) =>
     h("button", { role: "tab", "aria-selected": state.tab === name, class: state.tab === name ? "on" : "", onclick: () => tell("show", name) }, title)));
 }
 

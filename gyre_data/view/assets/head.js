@@ -2,10 +2,10 @@
 
 import { $, fill, h } from "./dom.js";
 import { amount, int, many, seconds, took, words } from "./format.js";
-import { on, state } from "./store.js";
+import { on, state, tell } from "./store.js";
 
 export function setUpHead() {
-  on("execution refreshed figures", draw);
+  on("execution refreshed figures training", draw);
 }
 
 function draw() {
@@ -15,6 +15,7 @@ function draw() {
   const counts = raw.counts;
   const admission = state.figures?.admission[e.id];
   const bad = [[counts.calls_failed, "failed"], [counts.calls_aborted, "aborted"], [counts.calls_undelivered, "undelivered"]].filter(([n]) => n);
+  const step = state.training?.consumed[e.id];
   const lasted = seconds(info.started_at, info.ended_at);
   const stopped = state.run.executions.find((one) => one.execution_id === e.id)?.state === "interrupted";
   const ended = info.end_reason && info.end_reason !== "finished";
@@ -23,6 +24,7 @@ function draw() {
     scores(raw.scores),
     raw.running ? h(stopped ? "span.bad" : "span.good", null, stopped ? "interrupted" : "running") : h("span", { class: ended ? "warn" : "dim" }, words(info.end_reason)),
     lasted !== null ? h("span.dim", null, took(lasted)) : null,
+    step === undefined ? null : h("button.jump", { title: "The step that consumed it", onclick: () => tell("choose-step", { step, open: true }) }, `in step ${int(step)}`),
     h("span", null, many(counts.calls, "call"), bad.map(([n, what]) => h("span.bad", null, ` ${int(n)} ${what}`))),
     h("span", { title: `${int(counts.occurrences)} if every trajectory were expanded` }, `${int(counts.message_nodes)} nodes`),
     h("span", null, `${amount(counts.distinct_tokens)} tokens`),

@@ -15,6 +15,8 @@ const KEYS = [
   ["d", "mark a call; again on another: compare", { d: ["compare"] }],
   ["i", "provenance of the call", { i: ["switch-side"] }],
   ["o  p  x", "execution, conversation, plots", { o: ["show", "overview"], p: ["show", "talk"], x: ["show", "plots"] }],
+  ["s  S", "figures of training; its steps and what each consumed", { s: ["fold-training"], S: ["show", "steps"] }],
+  ["[  ]", "step before, step after", { "[": ["step-by", -1], "]": ["step-by", 1] }],
   ["g  G", "into the tree; to the newest call", { g: ["to-tree"], G: ["newest"] }],
   ["n  N", "next or previous execution", { n: ["execution-step", 1], N: ["execution-step", -1] }],
   ["/", "search; Enter goes to the hit, Ctrl+Enter takes every execution, Esc leaves", { "/": ["search"] }],

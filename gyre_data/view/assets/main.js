@@ -13,10 +13,12 @@ import { setUpPlots } from "./plots.js";
 import { setUpSearch } from "./search.js";
 import { setUpSide } from "./side.js";
 import { openSource } from "./source.js";
+import { setUpSteps } from "./steps.js";
 import { on, readAddress, state, tell, writeAddress } from "./store.js";
 import { readPath, setUpTalk, widen } from "./talk.js";
 import { COLOURS } from "./tokens.js";
 import { showTotals } from "./totals.js";
+import { setUpTraining, stepsOf } from "./training.js";
 import { foldAll, setUpTree } from "./tree.js";
 
 const THEME = "gyre-view-theme";
@@ -24,11 +26,14 @@ const THEME = "gyre-view-theme";
 async function start() {
   state.source = openSource();
   theme(stored());
-  for (const setUp of [setUpTree, setUpLanes, setUpHead, setUpBar, setUpTalk, setUpDiff, setUpPlots, setUpOverview, setUpSide, setUpSearch, setUpKeys]) setUp();
+  for (const setUp of [setUpTree, setUpLanes, setUpHead, setUpBar, setUpTalk, setUpDiff, setUpPlots, setUpOverview, setUpSide, setUpSearch, setUpTraining, setUpSteps, setUpKeys]) setUp();
   setUpExecutions((id) => openExecution(id));
   wire();
   const asked = readAddress();
   state.run = await state.source.run();
+  state.training = await state.source.training();
+  if (asked.s) state.step = Number(asked.s);
+  tell("training");
   const { path, info } = state.run;
   fill($("where"), h("code", { title: path }, h("bdi", null, path)), [info.mode, info.policy].filter(Boolean).map((fact) => h("span.dim", null, fact)));
   showTotals();
@@ -81,7 +86,7 @@ async function openExecution(id, asked = {}) {
   }
   const loaded = new Execution(found);
   take(loaded);
-  state.call = loaded.callById.get(asked.c)?.number ?? firstShown(loaded);
+  state.call = (loaded.callById.get(asked.c) || loaded.callOfOutput.get(asked.n))?.number ?? firstShown(loaded);
   state.node = loaded.index.get(asked.n) ?? null;
   state.row = null;
   if (asked.t) {
@@ -115,11 +120,29 @@ function wire() {
     writeAddress();
   });
   on("go", async ({ execution, call, node }) => {
-    if (execution !== state.execution.id) await openExecution(execution, { c: call, n: node });
-    else tell("select", { call: state.execution.callById.get(call)?.number ?? state.call, node: state.execution.index.get(node) });
+    const e = state.execution;
+    if (execution !== e?.id) await openExecution(execution, { c: call, n: node });
+    else tell("select", { call: (e.callById.get(call) || e.callOfOutput.get(node))?.number ?? state.call, node: e.index.get(node) });
     if (state.tab !== "talk") show("talk");
   });
   on("show", show);
+  on("fold-training", () => {
+    state.folded = !state.folded;
+    tell("step");
+  });
+  on("choose-step", ({ step: chosen, open }) => {
+    state.step = chosen;
+    if (open && state.tab !== "steps") show("steps");
+    tell("step");
+    writeAddress();
+  });
+  on("step-by", (by) => {
+    const steps = stepsOf();
+    const at = steps.indexOf(state.step);
+    const next = steps[Math.max(0, Math.min(steps.length - 1, (at < 0 ? steps.length - 1 : at) + by))];
+    if (next !== undefined) tell("choose-step", { step: next, open: state.tab === "steps" });
+  });
+  on("list-executions", () => listShown(true));
   on("path", (call) => {
     Object.assign(state, { call, node: null, row: null });
     show("talk");
@@ -171,7 +194,7 @@ function wire() {
 }
 
 function show(tab) {
-  if (!["talk", "diff", "overview", "plots"].includes(tab)) return;
+  if (!["talk", "diff", "overview", "plots", "steps"].includes(tab)) return;
   state.tab = tab;
   tell("tab");
   if (tab === "talk") tell("call");
@@ -240,7 +263,12 @@ function follow() {
     } while (again);
     busy = false;
   };
-  state.source.follow(more, (there) => {
+  const trained = async () => {
+    state.training = await state.source.training();
+    tell("training");
+  };
+  const failed = (error) => note(String(error.message || error));
+  state.source.follow(more, () => trained().catch(failed), (there) => {
     standing = there ? h("span.good", null, "● following") : h("span.bad", null, "○ the server is gone");
     fill($("live"), standing);
   });
@@ -253,6 +281,7 @@ async function refresh() {
   const rows = (list) => list.find((one) => one.execution_id === id)?.num_rows;
   showTotals();
   showExecutions();
+  tell("run");
   if (!id) {
     const first = state.run.executions.find((one) => one.num_calls);
     if (first) await openExecution(first.execution_id);

@@ -3,6 +3,8 @@
 import { patched } from "./changes.js";
 
 const RUN = "/api/run?";
+const TRAINING = "/api/training?";
+const STEPS_TOGETHER = 50; // of a report, as report.py packs them
 const MOST_KEPT = 8; // executions looked at, so that coming back to one asks for what changed
 
 /** The source of this page. */
@@ -37,6 +39,14 @@ class Report {
   run() { return this.json("run"); }
 
   figures() { return this.json("figures"); }
+
+  /** What is told of training beside the run; null when there is none. */
+  training() { return this.json("training"); }
+
+  async step(step) {
+    const place = (await this.training()).columns.step.indexOf(step);
+    return (await this.json(`steps:${Math.floor(place / STEPS_TOGETHER)}`))[place % STEPS_TOGETHER];
+  }
 
   async execution(id) {
     const run = await this.run();
@@ -108,6 +118,10 @@ class Served {
 
   async figures() { return (await this.get("/api/figures")).json(); }
 
+  training() { return this.moving(TRAINING); }
+
+  async step(step) { return (await this.get(`/api/step?n=${step}`)).json(); }
+
   execution(id) { return this.moving(`/api/execution?id=${encodeURIComponent(id)}&`); }
 
   async texts(ids) {
@@ -141,10 +155,11 @@ class Served {
     return { problem: this.problem, texts: this.wordOf };
   }
 
-  /** Call `changed` with the version whenever the run has another; `state` hears whether the server is there. */
-  follow(changed, state) {
+  /** Call `changed` with the version whenever the run has another, `trained` when training went on; `state` hears whether the server is there. */
+  follow(changed, trained, state) {
     const events = new EventSource("/api/events");
     events.onmessage = (event) => changed(Number(event.data));
+    events.addEventListener("training", (event) => Number(event.data) !== this.toldOf.get(TRAINING)?.version && trained());
     events.onopen = () => state(true);
     events.onerror = () => state(false);
   }

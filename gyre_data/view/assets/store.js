@@ -9,7 +9,10 @@ export const state = {
   call: null, // number of the selected call
   node: null, // place of the selected node
   row: null, // key of the selected row of the tree, when it is no call
-  tab: "talk", // talk | diff | plots | overview
+  tab: "talk", // talk | diff | plots | overview | steps
+  training: null, // what the source says of training beside the run; null without
+  step: null, // the chosen step of training
+  folded: false, // whether the figures of training are folded away
   tokens: false,
   colour: "mask",
   side: false,
@@ -34,11 +37,12 @@ export function writeAddress() {
   if (state.call) parts.push(`c=${encodeURIComponent(state.execution.call(state.call).call_id)}`);
   if (state.node !== null && state.execution) parts.push(`n=${encodeURIComponent(state.execution.nodes[state.node].node_id)}`);
   if (state.tab !== "talk") parts.push(`v=${state.tab}`);
+  if (state.step !== null) parts.push(`s=${state.step}`);
   if (state.tokens) parts.push(`t=${state.colour}`);
   history.replaceState(null, "", `#${parts.join("&")}`);
 }
 
-/** {e, c, n, v, t} of the address. */
+/** {e, c, n, v, s, t} of the address. */
 export function readAddress() {
   const out = {};
   for (const part of location.hash.slice(1).split("&")) {

@@ -51,7 +51,7 @@ async function draw(fresh) {
   const path = e.pathOfCall(call);
   const first = firstNew(e, call, path);
   const parts = await content(e, call, path, first);
-  if (mine !== turn) return;
+  if (mine !== turn || state.tab !== "talk") return; // another part of the page is shown by now
   const kept = box.scrollTop;
   fill(box, parts);
   box.scrollTop = fresh ? 0 : kept;
