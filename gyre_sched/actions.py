@@ -28,7 +28,6 @@ __all__ = [
     "MicrostepDone",
     "OpenBurst",
     "Planned",
-    "Prioritise",
     "QueriesOffered",
     "ReturnPartial",
     "StepApplied",
@@ -91,13 +90,6 @@ class AssignMicrostep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prioritise:
-    """Serve these executions, (query, member), before others where engines can."""
-
-    executions: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReturnPartial:
     """Stop an execution now; its workspace is evaluated as it is."""
 
@@ -105,7 +97,7 @@ class ReturnPartial:
     member: int
 
 
-Action = ToTrain | ToRollout | Dispatch | OpenBurst | CloseBurst | AssignMicrostep | Prioritise | ReturnPartial
+Action = ToTrain | ToRollout | Dispatch | OpenBurst | CloseBurst | AssignMicrostep | ReturnPartial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +147,8 @@ class SwitchDone:
     cell: str
     epoch: int
     version: int
+    phases: tuple[tuple[str, float], ...] | None = None
+    """What the switch was made of, in order: name and seconds, of those who know."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,8 +225,12 @@ Event = (
 
 
 def to_json(record: Action | Event) -> dict[str, Any]:
-    """A record as plain values, with its kind; records that it holds are rows of their values."""
-    return {"kind": type(record).__name__} | {one.name: _plain(getattr(record, one.name)) for one in fields(record)}
+    """A record as plain values, with its kind; records that it holds are rows of their values.
+
+    What is None is left out: fields that came later are, so that lines of before mean and are the same bytes.
+    """
+    told = ((one.name, getattr(record, one.name)) for one in fields(record))
+    return {"kind": type(record).__name__} | {name: _plain(value) for name, value in told if value is not None}
 
 
 def from_json(value: dict[str, Any]) -> Action | Event:

@@ -11,7 +11,7 @@ Words: a *group* is a query's G executions; *outstanding* groups are dispatched 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -119,6 +119,11 @@ class Params:
             if getattr(self, name) < 1:
                 raise ValueError(f"wanted {name} of at least 1, got {getattr(self, name)}; correct the scenario")
 
+    @classmethod
+    def of(cls, settings: object) -> Params:
+        """Those that a scenario or a fleet's settings have among their fields, under the same names."""
+        return cls(**{one.name: getattr(settings, one.name) for one in fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
@@ -137,8 +142,6 @@ class ExecutionView:
     member: int
     dispatched_s: float
     version: int
-    prioritised: bool = False
-    """Prioritise was asked for it."""
     returning: bool = False
     """ReturnPartial was asked for it, and its end is not told yet."""
 

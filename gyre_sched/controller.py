@@ -22,11 +22,13 @@ from .api import Key, Policy, Role
 from .errors import PolicyError
 from .history import History, Plans
 from .ledger import Ledger, replay
+from .metrics import write_metrics
 from .state import Refusal, State
 
 __all__ = ["Controller", "Duty", "Task", "World", "duties"]
 
 _MAX_ROUNDS = 200
+_METRICS_S = 1.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,8 +39,6 @@ class Task(StrEnum):
     """Start a group's executions on weights `number`: ExecutionEnded of each, then GroupReady."""
     STOP = "stop"
     """End member `number` of a group now: ExecutionEnded as partial."""
-    PREFER = "prefer"
-    """Serve member `number` of a group before others where engines can; nothing ends it but the execution."""
     TO_TRAIN = "to_train"
     """Drain cell and switch it, in epoch `number`: Drained, SwitchDone."""
     TO_ROLLOUT = "to_rollout"
@@ -81,9 +81,8 @@ def duties(state: State) -> Iterator[Duty]:
     for group in state.groups.outstanding.values():
         if group.unfinished:
             yield Duty(task=Task.EXECUTE, of=group.query, number=group.version)
-        for marks, task in ((group.returning, Task.STOP), (group.prioritised, Task.PREFER)):
-            for member in sorted(marks & group.unfinished):
-                yield Duty(task=task, of=group.query, number=member)
+        for member in sorted(group.returning & group.unfinished):
+            yield Duty(task=Task.STOP, of=group.query, number=member)
     for cell in state.cells.values():
         if cell.role in (Role.DRAINING, Role.TO_TRAIN):
             yield Duty(task=Task.TO_TRAIN, of=cell.id, number=cell.epoch)
@@ -93,7 +92,8 @@ def duties(state: State) -> Iterator[Duty]:
             yield Duty(task=Task.RUN, of=cell.id, number=cell.epoch, key=cell.running)
         elif cell.role is Role.TRAIN and cell.version < state.version:
             yield Duty(task=Task.PULL, of=cell.id, number=cell.epoch, key=(state.version,))
-    if state.step is not None and state.step.closing:
+    # Satellites may complete a step while the core is lost: it is told when it is back.
+    if state.step is not None and state.step.closing and state.cells[state.core].role is Role.TRAIN:
         attempt = (state.step.generation,)
         yield Duty(task=Task.OPTIMISE, of=state.core, number=state.version + 1, key=attempt)
     if state.burst is None and state.rollout_version < state.version:
@@ -104,7 +104,8 @@ class Controller:
     """One run's controller; `state` is fresh and comes to where the ledger ends.
 
     `timeout_s` and `engine_share` are the run's, for a policy that plans (`Scenario` says what they are). It plans
-    within a turn, which takes seconds and happens seldom; nothing but decisions waits for it.
+    within a turn, which takes seconds and happens seldom; nothing but decisions waits for it. `metrics` is a file that
+    its figures are put into as Prometheus text, every second at most.
     """
 
     def __init__(
@@ -117,7 +118,9 @@ class Controller:
         clock: Callable[[], float] = time.time,
         timeout_s: float = math.inf,
         engine_share: float = 0.6,
+        metrics: Path | None = None,
     ) -> None:
+        self._metrics, self._metrics_at = metrics, -math.inf
         self.state, self.policy, self.world = state, policy, world
         self.history = History(state, timeout_s=timeout_s, engine_share=engine_share)
         self._clock = clock
@@ -131,7 +134,22 @@ class Controller:
         for number, event in self.world.events(self.ledger.heard):
             self._apply(event, now_s, heard=number)
         self._settle(now_s)
-        return self._tell() or self.state.seq > before
+        did = self._tell() or self.state.seq > before
+        self._expose()
+        return did
+
+    def _expose(self) -> None:
+        """Nothing but the figures depends on that file: what goes wrong with it is told and no more."""
+        now = time.monotonic()
+        if self._metrics is None or now < self._metrics_at + _METRICS_S:
+            return
+        self._metrics_at = now
+        try:
+            write_metrics(self._metrics, self.history)
+        except OSError as error:
+            _LOG.warning(
+                "wanted to write figures to %s, got: %s; free the disk, or name another file", self._metrics, error
+            )
 
     def _settle(self, now_s: float) -> None:
         for _ in range(_MAX_ROUNDS):
@@ -169,4 +187,6 @@ class Controller:
 
     def close(self) -> None:
         """Close the ledger; everything in it is on the disk already."""
+        self._metrics_at = -math.inf
+        self._expose()
         self.ledger.close()

@@ -2,13 +2,14 @@
 
 SchedulerError (ValueError)
 ├── ScenarioError     a setting, file or policy name the user gave cannot be used
+├── CoreError         the core's training program ends again and again: nothing can be trained
 ├── LedgerError       a ledger holds other bytes than were written, beyond a torn last line
 └── PolicyError       a policy broke a rule that keeps runs whole, or did not settle
 """
 
 from __future__ import annotations
 
-__all__ = ["LedgerError", "PolicyError", "ScenarioError", "SchedulerError"]
+__all__ = ["CoreError", "LedgerError", "PolicyError", "ScenarioError", "SchedulerError"]
 
 
 class SchedulerError(ValueError):
@@ -17,6 +18,10 @@ class SchedulerError(ValueError):
 
 class ScenarioError(SchedulerError):
     """A setting, file or policy name the user gave cannot be used."""
+
+
+class CoreError(SchedulerError):
+    """The core's training program ends again and again, with no step in between: another start is no use."""
 
 
 class LedgerError(SchedulerError):

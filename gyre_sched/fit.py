@@ -82,7 +82,7 @@ def estimate_error(samples: Sequence[Sample], durations: TwoLevel) -> float:
     found = [
         (math.log(one.predicted_s / statistics.fmean(one.ended)), len(one.ended))
         for one in samples
-        if one.predicted_s and one.ended and not one.cut
+        if one.predicted_s and not one.cut and sum(one.ended) > 0
     ]
     if len(found) < 2:
         return -1.0

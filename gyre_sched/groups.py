@@ -20,7 +20,6 @@ class Group:
     dispatched_s: float
     predicted_s: float | None
     unfinished: set[int]
-    prioritised: set[int] = field(default_factory=set)
     returning: set[int] = field(default_factory=set)
     ready: bool = False
 
@@ -57,16 +56,6 @@ class Groups:
         group.unfinished.remove(member)
         self.unfinished -= 1
         return True
-
-    def prioritise(self, executions: Iterable[tuple[str, int]]) -> bool:
-        """Mark unfinished executions; False when none of them is new."""
-        new = False
-        for query, member in executions:
-            group = self.outstanding.get(query)
-            if group is not None and member in group.unfinished - group.prioritised:
-                group.prioritised.add(member)
-                new = True
-        return new
 
     def stop(self, query: str, member: int) -> bool:
         """Mark an execution whose end was asked for; False when it has ended or was asked before."""
@@ -125,7 +114,6 @@ class Groups:
                 member=member,
                 dispatched_s=group.dispatched_s,
                 version=group.version,
-                prioritised=member in group.prioritised,
                 returning=member in group.returning,
             )
             for group in self.outstanding.values()

@@ -77,6 +77,7 @@ class History:
         self._executed_s: dict[str, float] = {}
         self._claimed_s: dict[str, float] = {}
         self._moved_s: dict[str, float] = {}
+        self._joined_s: dict[str, float] = {}
         self._closing_s = self._applied_s = self._closed_s = 0.0
         self._trained_s = self._trained_for_s = 0.0
         self._sums: dict[str, list[float]] = {}
@@ -120,6 +121,10 @@ class History:
         """Mean of what was measured under this name."""
         values = self._sums.get(name)
         return values[0] / values[1] if values else 0.0
+
+    def count(self, name: str) -> int:
+        """How often that was measured."""
+        return int(self._sums[name][1]) if name in self._sums else 0
 
     def samples(self) -> list[Sample]:
         """The newest groups; what still runs counts as cut where it stands, else the longest were left out."""
@@ -183,11 +188,13 @@ class History:
             role = self.state.cells[record.cell].role
             name = "to_train_s" if role is Role.TRAIN else "to_rollout_s"
             self._measured(name, now_s - self._moved_s.pop(record.cell, now_s))
+            self._joined_s[record.cell] = now_s
         elif isinstance(record, StepApplied):
             self._applied_s = now_s
             self._measured("optimiser_s", now_s - self._closing_s)
         elif isinstance(record, WeightsPulled):
-            self._measured("pull_s", now_s - self._applied_s)
+            since_s = max(self._applied_s, self._joined_s.get(record.cell, 0.0))
+            self._measured("pull_s", now_s - since_s)
         elif isinstance(record, CloseBurst):
             self._closed_s = now_s
         elif isinstance(record, WeightsPublished):

@@ -66,12 +66,7 @@ class Scenario:
     @property
     def params(self) -> Params:
         """What policies are told."""
-        return Params(
-            batch_groups=self.batch_groups,
-            group_size=self.group_size,
-            microsteps_per_group=self.microsteps_per_group,
-            min_rollout=self.min_rollout,
-        )
+        return Params.of(self)
 
     @property
     def capacity(self) -> int:

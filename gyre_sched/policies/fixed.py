@@ -77,7 +77,8 @@ class Async:
     def _open_or_close(self, snapshot: Snapshot, pool: tuple[Cell, ...], outstanding: int) -> list[Action]:
         if snapshot.burst is not None:
             return close_and_return(snapshot, outstanding) if burst_is_over(snapshot) else []
-        dispatched = snapshot.outstanding >= outstanding or not snapshot.upcoming or not snapshot.cells.serving
+        least = outstanding if snapshot.cells.serving else snapshot.params.batch_groups
+        dispatched = snapshot.outstanding >= least or not snapshot.upcoming
         published = snapshot.rollout_version == snapshot.version
         if pool[0].role is Role.TRAIN and snapshot.ready and dispatched and published:
             return [OpenBurst(steps=1)]
