@@ -19,7 +19,7 @@ import numpy as np
 
 from gyre_data.errors import ConfigError, DataError
 
-from .pack import TrajectoryInput, TreeInput
+from .tree_input import TrajectoryInput, TreeInput
 
 __all__ = ["Conversation", "chat_tree", "read_chat", "read_tokenizer"]
 

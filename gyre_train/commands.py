@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,19 +12,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gyre_data.errors import ConfigError
+
 if TYPE_CHECKING:
+    from .config import TrainingConfig
     from .exactness import TrainingReport
+    from .folder import TrainSummary
     from .forecast import Forecast, Memory
-    from .loop import TrainSummary
 
 __all__ = ["demo", "engine", "receive", "train", "verify_training"]
 
 
 def engine(
-    model_dir: Annotated[str, typer.Argument(help="A Hugging Face causal LM: Llama, Qwen2 or Qwen3.")],
+    model_dir: Annotated[str, typer.Argument(help="A Hugging Face causal LM: Llama, Qwen2, Qwen3 or Qwen3-MoE.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 30000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    weight_version: Annotated[str, typer.Option(help="Version the weights start as.")] = "base:0",
+    weight_version: Annotated[
+        str | None, typer.Option(help="Version the weights start as (default: a checkpoint's own, else base:0).")
+    ] = None,
     max_running: Annotated[int, typer.Option(help="Requests computed at the same time.")] = 16,
     max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
     context_length: Annotated[
@@ -33,7 +39,10 @@ def engine(
 ) -> None:
     """Serve a Hugging Face causal LM as a small engine with SGLang's native HTTP contract."""
     from .engine.serve import EngineSettings, serve
+    from .lineage import lineage_of
 
+    if weight_version is None:
+        weight_version = str(lineage_of(model_dir).version) if (Path(model_dir) / "state.json").is_file() else "base:0"
     settings = EngineSettings(
         model_dir=model_dir,
         weight_version=weight_version,
@@ -42,7 +51,7 @@ def engine(
         context_length=context_length,
         threads=threads,
     )
-    told = f"engine: {model_dir} on http://{host}:{port}, Ctrl-C stops it"
+    told = f"engine: {model_dir} as {weight_version} on http://{host}:{port}, Ctrl-C stops it"
     serve(settings, host=host, port=port, on_bound=lambda: typer.echo(told))
 
 
@@ -85,7 +94,7 @@ def demo(
 
 def train(
     ctx: typer.Context,
-    config: Annotated[str, typer.Argument(help="TOML file; see docs/training.md for its keys.")],
+    config: Annotated[str | None, typer.Argument(help="TOML file; see docs/training.md for its keys.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and the plan only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -95,14 +104,34 @@ def train(
     """
     from .config import load_config
 
+    if config is None:
+        raise ConfigError("wanted a TOML file, got none; docs/training.md, On a laptop, has one to begin with")
     settings = load_config(config, ctx.args)
+    if dry_run and settings.scheduler.cells:
+        _show_cells(settings, as_json)
+        return
+    if dry_run and settings.rollout.tasks and not (Path(settings.rollout.run) / "run.json").exists():
+        from .config import to_toml
+
+        told = f"nothing is recorded in {settings.rollout.run} yet; what a step costs shows after its first groups"
+        told += "\nnext: the same without --dry-run"
+        typer.echo(json.dumps({"config": to_toml(settings), "steps": 0}) if as_json else f"{to_toml(settings)}\n{told}")
+        return
     if dry_run:
         from .forecast import forecast
 
         _show_forecast(forecast(settings), as_json)
         return
-    from .loop import train as run_training
+    # On a machine with nvcc and no GPU torch warns of that while megatron is imported; a CPU run wants neither.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    if settings.scheduler.cells:
+        from .elastic.command import train_on_cells as run_training
+    else:
+        from .loop import train as run_training
+    from .memory import keep_memory
 
+    if not settings.model.on_gpu:
+        keep_memory()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for noisy in ("httpx", "megatron", "transformers"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -111,6 +140,29 @@ def train(
 
 # Everything that is no option here is an override, which load_config checks.
 train.context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}  # type: ignore[attr-defined]
+
+
+def _show_cells(settings: TrainingConfig, as_json: bool) -> None:
+    from .config import to_toml
+    from .elastic.plan import cells_plan
+
+    plan = cells_plan(settings)
+    if as_json:
+        typer.echo(json.dumps({"config": to_toml(settings), **plan}))
+        return
+    typer.echo(to_toml(settings))
+    typer.echo("would keep up")
+    for name, command in plan["services"].items():
+        typer.echo(f"  {name:<10}  {shlex.join(command)}")
+    cells = ", ".join(plan["cells"])
+    typer.echo(f"cells {cells} (the first is the core), {settings.scheduler.capacity} executions each")
+    for name, command in plan["programs"].items():
+        typer.echo(f"  {name:<10}  {shlex.join(command)}")
+    typer.echo(
+        f"a step is {plan['groups']} groups of {settings.rollout.attempts} and {plan['recorded']} recorded executions, "
+        f"policy {settings.scheduler.policy}; logs and ledger in {plan['folder']}"
+    )
+    typer.echo("next: the same without --dry-run; what a policy would take: gyre simulate")
 
 
 def _show_forecast(found: Forecast, as_json: bool) -> None:
@@ -129,6 +181,7 @@ def _show_forecast(found: Forecast, as_json: bool) -> None:
     for level, reasons in found.excluded.items():
         if told := ", ".join(f"{reason} {n:,}" for reason, n in reasons.items() if n):
             typer.echo(f"left out   {level}: {told}")
+    typer.echo("next: the same without --dry-run")
 
 
 def _parameters(found: Forecast) -> str:
@@ -174,7 +227,7 @@ _KINDS = {
 def _show_report(report: TrainingReport) -> None:
     typer.echo(
         f"{report.executions} of {report.of_executions} executions, loss {report.kind}, {report.dtype}: "
-        f"{report.trained_tokens:,} trained tokens, {report.parameters} parameters"
+        f"{report.trained_tokens:,} trained tokens, {report.parameters} parameter tensors"
     )
     saved = report.row_tokens / max(report.tree_tokens, 1)
     typer.echo(f"tokens run  tree {report.tree_tokens:,}  rows {report.row_tokens:,}  ({saved:.2f}x)")
@@ -198,12 +251,23 @@ def _show_summary(done: TrainSummary, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
-    if not done.steps_done:
+    from gyre_data.show.numbers import plural
+
+    from .metrics import read_metrics
+
+    if done.steps_done:
+        typer.echo(
+            f"{plural(done.steps_done, 'step')}, {done.trained_tokens:,} trained tokens, loss {done.loss:z.4f}; "
+            f"{done.version} is in {done.checkpoint}"
+        )
+    elif not done.stopped:
         typer.echo(f"nothing to do: step {done.step} is reached or the data is used up; {done.checkpoint or ''}")
-        return
-    typer.echo(
-        f"{done.steps_done} steps, {done.trained_tokens:,} trained tokens, loss {done.loss:.4f}; {done.version} is in "
-        f"{done.checkpoint}"
-    )
+    passes = [row for row in read_metrics(Path(done.output) / "evals.jsonl") if row["score"] is not None]
+    if passes:
+        ends = dict.fromkeys(f"{row['score']:.3f} after step {row['step']}" for row in (passes[0], passes[-1]))
+        typer.echo(f"held-out tasks scored {', '.join(ends)}; every pass is in {done.output}/evals.jsonl")
+    if done.stopped:
+        typer.echo(f"stopped after step {done.step}, as asked; the same command goes on")
     for error in done.publish_errors:
         typer.secho(f"not published  {error}", fg="red", err=True)
+    typer.echo(f"next: gyre view {done.output}")

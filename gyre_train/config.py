@@ -10,14 +10,17 @@ import difflib
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gyre_data.errors import ConfigError
 
 from .config_checks import check
+from .elastic.settings import SchedulerConfig
 from .publish.settings import PublishConfig
+from .rollout.settings import RolloutConfig
+from .streaming.settings import StreamConfig
 
 __all__ = [
     "DataConfig",
@@ -27,6 +30,9 @@ __all__ = [
     "PackConfig",
     "ParallelConfig",
     "PublishConfig",
+    "RolloutConfig",
+    "SchedulerConfig",
+    "StreamConfig",
     "TrainConfig",
     "TrainingConfig",
     "load_config",
@@ -61,6 +67,8 @@ class DataConfig:
     """Folders of recorded runs."""
     live: tuple[str, ...] = ()
     """Those of `runs` that are still being recorded: their groups are trained as they become complete."""
+    live_patience_s: float = 3600.0
+    """Seconds until a live group that lost members, which nobody replaced, is taken as it stands; 0: never."""
     chat: tuple[str, ...] = ()
     """Chat files for SFT: JSON lines of {"messages": [...], "tools": [...]}; assistant turns are trained."""
     mix: dict[str, float] | None = None
@@ -81,6 +89,11 @@ class DataConfig:
     """Leave executions of groups without signal out of E instead of counting them with advantage 0."""
     epochs: int = 1
     """Times each execution is trained; more than 1 is for SFT only."""
+
+    @property
+    def live_share(self) -> float:
+        """Part of each step that comes from runs that grow, by `mix`; without one, all of it."""
+        return sum(self.mix.get(name, 0.0) for name in self.live) / sum(self.mix.values()) if self.mix else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,9 +211,11 @@ class OutputConfig:
     keep: int = 2
     """Checkpoints kept; older ones are deleted."""
     log: tuple[str, ...] = ()
-    """Trackers beside metrics.jsonl: `tensorboard` (files in the folder), `wandb`, `trackio`."""
+    """Beside metrics.jsonl: `tensorboard` (files in the folder), `wandb`, `trackio`, `prometheus` (metrics.prom)."""
     project: str = "gyre"
     """Project name in wandb and trackio; the run is named by its policy id."""
+    page: int = 0
+    """Port of this machine on which `gyre view` shows the training while it lasts; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,6 +230,9 @@ class TrainingConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> TrainingConfig:
@@ -232,16 +250,34 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Train
             raise ConfigError(f"training config {path}: wanted TOML, got a syntax error: {error}; fix it") from None
     for override in overrides:
         _apply_override(tree, override)
-    config = _build(tree)
+    config = _with_rollouts(_build(tree))
     check(config)
     return config
+
+
+def _with_rollouts(config: TrainingConfig) -> TrainingConfig:
+    """The config with the run that rollouts are recorded in among its data, as one that grows; cells share steps."""
+    if config.scheduler.cells:
+        config = replace(config, stream=replace(config.stream, satellites=True, controlled=True))
+    if not config.rollout.tasks:
+        return config
+    run = config.rollout.run or f"{config.output.dir.rstrip('/')}-run"
+    data = config.data
+    data = replace(
+        data,
+        runs=data.runs if run in data.runs else (*data.runs, run),
+        live=data.live if run in data.live else (*data.live, run),
+    )
+    return replace(config, data=data, rollout=replace(config.rollout, run=run))
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     name, equals, text = override.removeprefix("--").partition("=")
     section, dot, key = name.partition(".")
     if not override.startswith("--") or not equals or not dot or not key:
-        raise ConfigError(f"override: wanted --section.key=value, got {override!r}; write for example --train.lr=1e-5")
+        near = difflib.get_close_matches(override, ("--dry-run", "--json", "--help"), n=1, cutoff=0.75)
+        mend = f"did you mean {near[0]}?" if near else "write for example --train.lr=1e-5"
+        raise ConfigError(f"override: wanted --section.key=value, got {override!r}; {mend}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -302,6 +338,10 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
             raise ConfigError(f'{name}: wanted a list of strings, got {value!r}; write ["a", "b"]')
         return tuple(items)
+    if origin is dict and arguments[1] is not float:
+        if not isinstance(value, Mapping) or not {type(one) for one in value.values()} <= {*get_args(arguments[1])}:
+            raise ConfigError(f"{name}: wanted a table of plain values, got {value!r}; write {{ burst = 2 }}")
+        return dict(value)
     if origin is dict:
         if not isinstance(value, Mapping) or not all(_is_number(weight) for weight in value.values()):
             raise ConfigError(f"{name}: wanted a table of numbers, got {value!r}; write {{ pytest = 1.0 }}")
@@ -334,7 +374,11 @@ def _toml_value(value: Any) -> str:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return f'"{escaped}"'
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()) + " }"
+        return (
+            "{}"
+            if not value
+            else "{ " + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()) + " }"
+        )
     if isinstance(value, Sequence):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
     return repr(value)

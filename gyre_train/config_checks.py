@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from gyre_data.errors import ConfigError
 from gyre_train.attn.api import check_backend
 
+from .elastic.settings import check_scheduler
 from .publish.settings import check_publish
+from .rollout.settings import check_rollout
+from .streaming.settings import check_stream
 
 if TYPE_CHECKING:
     from .config import DataConfig, TrainingConfig
@@ -19,7 +22,7 @@ __all__ = ["check"]
 _POSITIVE = (
     *("data.j_max", "data.epochs", "train.executions_per_step", "train.steps_per_burst", "train.lr"),
     *("pack.tokens", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp", "parallel.ep"),
-    *("output.save_every", "output.keep", "publish.every", "publish.timeout_s"),
+    *("output.save_every", "output.keep", "publish.every", "publish.timeout_s", "stream.parts", "stream.lease_s"),
 )
 
 _FROM_ZERO: dict[str, float] = {
@@ -27,7 +30,7 @@ _FROM_ZERO: dict[str, float] = {
         ("train.steps", "train.warmup_steps", "train.weight_decay", "train.eps", "train.clip_grad", "train.min_lr"),
         math.inf,
     ),
-    **dict.fromkeys(("loss.cap", "loss.advantage", "loss.teacher", "loss.kl"), math.inf),
+    **dict.fromkeys(("loss.cap", "loss.advantage", "loss.teacher", "loss.kl", "data.live_patience_s"), math.inf),
     **dict.fromkeys(("train.beta1", "train.beta2", "data.eval_share"), 1.0),
 }
 
@@ -40,7 +43,9 @@ def check(config: TrainingConfig) -> None:
     if not config.output.dir:
         raise ConfigError("output.dir: wanted a folder for ledger and checkpoints, got nothing; set output.dir")
     if not data.runs and not data.chat:
-        raise ConfigError("data: wanted recorded runs or chat files, got neither; set data.runs or data.chat")
+        raise ConfigError(
+            "data: wanted recorded runs, chat files or tasks, got none; set data.runs, data.chat or rollout.tasks"
+        )
     check_backend(config.pack.attention, device=config.model.device, dtype=config.model.dtype)
     if config.model.router_replay != "none" and not data.runs:
         raise ConfigError(
@@ -50,7 +55,20 @@ def check(config: TrainingConfig) -> None:
     _check_mix(data)
     _check_live(config)
     _check_loss(config)
-    check_publish(config.publish)
+    check_scheduler(config)
+    check_stream(config.stream)
+    by_controller = config.stream.controlled and not config.publish.engines
+    if by_controller or config.publish.engines or not config.rollout.tasks:  # engines started here get weights too
+        check_publish(config.publish, by_controller=by_controller)
+    if config.rollout.tasks and config.stream.controlled and not config.scheduler.cells:
+        raise ConfigError(
+            "stream.controlled with rollout.tasks: whoever says what a step has dispatches it too; "
+            "set scheduler.cells, or remove one"
+        )
+    check_rollout(
+        config.rollout, per_step=train.executions_per_step, held_out=bool(data.eval_tasks or data.eval_share),
+        live=data.live,
+    )  # fmt: skip
     if train.schedule == "constant" and train.min_lr:
         raise ConfigError("train.min_lr has no effect with train.schedule = constant; choose linear or cosine")
     if train.schedule != "constant" and not train.steps:

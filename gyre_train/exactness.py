@@ -28,9 +28,10 @@ from .megatron.gradients import SimpleDataParallel, finish_gradients, gradient_o
 from .megatron.model import build_model, edge_logprobs
 from .megatron.parallel import groups
 from .megatron.weights import export_tensors, load_hf
-from .pack import Pack, TreeInput
+from .pack import Pack
 from .plan import Sharing, plan
 from .source import Example, Source, load_source
+from .tree_input import TreeInput
 
 __all__ = [
     "BOUND",

@@ -9,7 +9,7 @@ Amounts may be numbers or tensors of one element; tensors stay where they are un
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 __all__ = ["Figure", "Figures", "Max", "Mean", "Sum", "plain", "total", "values"]
@@ -75,7 +75,7 @@ def total(*parts: Figures) -> dict[str, Figure]:
 def plain(figures: Figures) -> dict[str, Figure]:
     """The same figures in plain numbers, to be sent to another rank."""
     return {
-        name: replace(figure, **{f.name: float(getattr(figure, f.name)) for f in fields(figure)})
+        name: type(figure)(**{f.name: float(getattr(figure, f.name)) for f in fields(figure)})
         for name, figure in figures.items()
     }
 

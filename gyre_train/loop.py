@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from .config import TrainingConfig, load_config
-from .coordinator import Coordinator, Setup, TrainSummary, checkpoints, stop_file
+from .coordinator import Coordinator, Order, Setup
+from .elastic.command import train_on_cells
+from .folder import TrainSummary, checkpoints, stop_file
+from .interrupts import asked_to_stop
 from .megatron.parallel import from_first_rank, is_first_rank, run_ranks
+from .rollout.services import services
 from .step import Learner
+from .streaming.core import Core, open_core
 
 __all__ = ["TrainSummary", "train"]
 
@@ -33,11 +36,13 @@ def train(
     """Train as configured until `train.steps` or the end of the data, resuming what `output.dir` holds."""
     if not isinstance(config, TrainingConfig):
         config = load_config(config, overrides)
+    if config.scheduler.cells:
+        return train_on_cells(config, show_progress=show_progress)
     output = Path(config.output.dir)
     output.mkdir(parents=True, exist_ok=True)
     summary_file = output / "session.json"
     stop_file(config).unlink(missing_ok=True)
-    with _stopping(stop_file(config)):
+    with _stopping(stop_file(config)), services(config) as config:
         run_ranks(_rank_main, config.parallel, config, str(summary_file), show_progress, device=config.model.device)
     found = json.loads(summary_file.read_text(encoding="utf-8"))
     return TrainSummary(**{**found, "publish_errors": tuple(found["publish_errors"])})
@@ -47,23 +52,15 @@ def train(
 def _stopping(file: Path) -> Iterator[None]:
     """SIGTERM, and Ctrl-C once, make the stop file; a second Ctrl-C interrupts at once."""
 
-    def stop(number: int, _: Any) -> None:
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-        _LOG.warning("%s: the step under way is finished and saved", signal.Signals(number).name)
+    def ask(number: signal.Signals) -> None:
+        _LOG.warning("%s: the step under way is finished and saved", number.name)
         file.touch()
 
-    if threading.current_thread() is not threading.main_thread():  # signals belong to whoever owns the main thread
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        file.unlink(missing_ok=True)
+    with asked_to_stop(ask):
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def _rank_main(config: TrainingConfig, summary_file: str, show_progress: bool) -> None:
@@ -83,18 +80,43 @@ def _loop(config: TrainingConfig, coordinator: Coordinator | None) -> None:
     learner = Learner(config, setup.anchor, setup.checkpoint)
     if coordinator:
         coordinator.publish()
-    while True:
-        while from_first_rank(coordinator.is_waiting() if coordinator else None):
-            pass  # a wait may be hours, which no rank would stand in one collective call
-        order = from_first_rank(coordinator.next() if coordinator else None)
-        if order is None:
-            return
-        figures = learner.step(order.work)
-        save = from_first_rank(coordinator.saves(order) if coordinator else None)
-        if coordinator:
-            coordinator.record(order, figures, save)
-        if save:
-            with coordinator.saving(order) if coordinator else nullcontext():
-                learner.save(checkpoints(config), order.work.step, order.state)
+    with _core(config, learner, setup, coordinator) as core:
+        while (made := _streamed(core, coordinator) if core else _step(learner, coordinator)) is not None:
+            order, figures = made
+            save = from_first_rank(coordinator.saves(order) if coordinator else None)
             if coordinator:
+                coordinator.record(order, figures, save)
+            if core:
+                core.applied(order.state["version"])
+            if save:
+                with coordinator.saving(order) if coordinator else nullcontext():
+                    learner.save(checkpoints(config), order.work.step, order.state)
+            if core:
+                core.saved()
+            if save and coordinator:
                 coordinator.saved(order)
+
+
+def _step(learner: Learner, coordinator: Coordinator | None) -> tuple[Order, dict[str, float]] | None:
+    """One step by this process and its ranks alone; None when training is over."""
+    while from_first_rank(coordinator.is_waiting() if coordinator else None):
+        pass  # a wait may be hours, which no rank would stand in one collective call
+    order: Order | None = from_first_rank(coordinator.next() if coordinator else None)
+    return None if order is None else (order, learner.step(order.work))
+
+
+def _streamed(core: Core, coordinator: Coordinator | None) -> tuple[Order, dict[str, float]] | None:
+    """One step with whoever is there; None when training is over."""
+    while from_first_rank(coordinator.is_held_up() if coordinator else None):
+        pass
+    return core.step()
+
+
+def _core(
+    config: TrainingConfig, learner: Learner, setup: Setup, coordinator: Coordinator | None
+) -> AbstractContextManager[Core | None]:
+    """Where satellites may join: what shares the steps out."""
+    if not config.stream.satellites:
+        return nullcontext()
+    version = coordinator.version if coordinator else ""
+    return open_core(config, learner, setup.anchor, coordinator, version, stop_file(config))

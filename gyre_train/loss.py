@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gyre_data.errors import AlignmentError, DataError
 from gyre_train.config import LossConfig
-from gyre_train.edges import Anchor, Edges, Ratio
+from gyre_train.edges import Anchor, Edges
 from gyre_train.figures import Figure, Figures, Mean
 
 __all__ = [
@@ -157,7 +157,7 @@ def policy_loss(
 
 def _ratio(edges: Edges, now_E: Tensor, old_E: Tensor, ratios: SequenceRatios | None, settings: LossConfig) -> Tensor:
     """s of each edge, detached."""
-    if settings.kind == Ratio.TOKEN:
+    if settings.kind == "token":
         return (now_E - old_E).exp()
     if ratios is None:
         ratios = sequence_ratios([sequence_sums(edges, now_E)])

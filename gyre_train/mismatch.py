@@ -24,6 +24,8 @@ _OLDEST = 8
 def mismatch(edges: Edges, logp_E: Tensor, *, version: int) -> dict[str, Figure]:
     """Figures `mismatch_mean`, `mismatch_max`, `mismatch_ROLE`, `mismatch_age_N`; `version` is that of the weights.
 
+    `age_mean` and `age_max` are the ages themselves, of tokens whose age is known.
+
     With replay also `tokens_with_routes`, `tokens_without_routes` and the mismatch of each.
     """
     known_E = edges.logp_behaviour_E.isfinite()
@@ -35,6 +37,9 @@ def mismatch(edges: Edges, logp_E: Tensor, *, version: int) -> dict[str, Figure]
         "mismatch_max": Max(amount=gap_E.max()),
     }
     role_E, sampled_E = edges.role_E[known_E], edges.version_E[known_E]
+    exact_E = (version - sampled_E).clamp(min=0)[sampled_E >= 0]
+    if len(exact_E):
+        out |= {"age_mean": Mean(amount=exact_E.sum(), count=len(exact_E)), "age_max": Max(amount=exact_E.max())}
     age_E = (version - sampled_E).clamp(0, _OLDEST).where(sampled_E >= 0, -1)
     for name, key_E, names in (("", role_E, ROLES), ("age_", age_E, [*map(str, range(_OLDEST)), f"{_OLDEST}_up"])):
         for key in key_E.unique():

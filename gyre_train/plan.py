@@ -21,8 +21,9 @@ import numpy as np
 from gyre_data.errors import ConfigError, DataError
 from gyre_data.forecast import training_flops
 from gyre_data.model_shapes import ModelShape
-from gyre_train.pack import Pack, Piece, TreeInput, lay_out
+from gyre_train.pack import Pack, Piece, lay_out
 from gyre_train.segment_table import Array
+from gyre_train.tree_input import TreeInput
 
 __all__ = ["EXACT", "Plan", "Sharing", "flops", "least_tokens", "plan"]
 
@@ -114,6 +115,7 @@ def plan(trees: Sequence[TreeInput], *, tokens: int, sharing: Sharing | str = Sh
         distinct += fresh
         longest = int(common_K[fresh_K > 0].max(initial=0))
         bound += fresh * (tokens + longest) / (tokens - longest) if fresh > tokens else fresh
+        parts: list[tuple[tuple[int, ...], int]]
         if sharing is Sharing.ROWS:
             parts = [((k,), int(length_K[k])) for k in range(len(order))]
         elif fresh <= tokens:

@@ -7,10 +7,12 @@ Gradient tokens are the trained ones; sharing is the tokens of one row per traje
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -24,17 +26,20 @@ __all__ = ["ProgressLine"]
 _LOG = logging.getLogger(__name__)
 _SEEN_S = 0.05
 """Waits shorter than this are not worth a word."""
+_LAYING_OUT = "plan"
+"""The wait that a step's computation follows."""
 
 
 class ProgressLine:
     """Shows each finished step, and on a terminal what the trainer is waiting for meanwhile."""
 
-    def __init__(self, *, total: int, done: int, show: bool) -> None:
-        """`total` are the steps there will be, `done` those of earlier sessions."""
+    def __init__(self, *, total: int, done: int, show: bool, file: Path | None = None) -> None:
+        """`total` are the steps there will be, `done` those of earlier sessions; `file` is told what is done now."""
         console = Console(stderr=True)
         self._total, self._first, self._done = total, done, done
         self._begun: float | None = None
         self._waits: dict[str, float] = {}
+        self._told = _Told(file, total)
         self._progress: Progress | None = None
         if show and console.is_terminal:
             self._progress = Progress(
@@ -46,17 +51,20 @@ class ProgressLine:
     def __enter__(self) -> ProgressLine:
         if self._progress is not None:
             self._progress.start()
+        self._told.say("loading the model", waiting=False)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.stop()
+        self._told.say("ended" if kind is None else f"ended by {kind.__name__}", waiting=False)
 
     @contextmanager
     def waiting(self, name: str, doing: str) -> Iterator[None]:
         """The trainer waits for what happens inside: `name` in figures, `doing` for people."""
         if self._progress is not None:
             self._progress.update(self._task, doing=doing)
+        self._told.say(doing, waiting=True)
         started = time.monotonic()
         self._begun = self._begun or started
         try:
@@ -65,6 +73,8 @@ class ProgressLine:
             self._waits[name] = self._waits.get(name, 0.0) + time.monotonic() - started
             if self._progress is not None:
                 self._progress.update(self._task, doing="computing")
+            if name == _LAYING_OUT:
+                self._told.say(f"computing step {self._done + 1}", waiting=False)
 
     def waits(self) -> dict[str, float]:
         """Seconds waited since the last step that was shown, as figures: `plan_seconds` and so on."""
@@ -77,7 +87,7 @@ class ProgressLine:
         each = (now - (self._begun or now)) / (self._done - self._first)
         left = duration(each * max(0, self._total - self._done))
         figures = (
-            f"loss {row['loss']:.4f}  {row['trained_tokens_per_s']:,.0f} grad tok/s  sharing {row['sharing']:.2f}x  "
+            f"loss {row['loss']:z.4f}  {row['trained_tokens_per_s']:,.0f} grad tok/s  sharing {row['sharing']:.2f}x  "
             f"ETA {left}"
         )
         if self._progress is None:
@@ -93,3 +103,21 @@ class ProgressLine:
             told += f"  |dlogp| mean {row['mismatch_mean']:.4f} max {row['mismatch_max']:.4f}"
         waited = [f"{name} {seconds:.1f} s" for name, seconds in self._waits.items() if seconds >= _SEEN_S]
         return told + (f"  waited: {', '.join(waited)}" if waited else "")
+
+
+class _Told:
+    """The trainer's word for whoever looks on: one small file, replaced as a whole (docs/format.md)."""
+
+    def __init__(self, file: Path | None, total: int) -> None:
+        self._file, self._total = file, total
+        self._said = ""
+
+    def say(self, doing: str, *, waiting: bool) -> None:
+        """Write what is done from now on, unless that was said already."""
+        if self._file is None or doing == self._said:
+            return
+        self._said = doing
+        partial = self._file.with_suffix(".partial")
+        told = {"doing": doing, "waiting": waiting, "since": time.time(), "total": self._total}
+        partial.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        partial.replace(self._file)

@@ -1,4 +1,4 @@
-"""Where a training run's figures go beside metrics.jsonl: TensorBoard files, Weights & Biases, Trackio.
+"""Where a training run's figures go beside metrics.jsonl: TensorBoard files, Weights & Biases, Trackio, Prometheus.
 
 A sink takes one row of numbers a step. What a tracker does wrong is logged and ends that tracker only: training, and
 metrics.jsonl, which holds everything, go on.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import re
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,7 +99,34 @@ class _Trackio:
             self._run.finish()
 
 
-SINKS = {"tensorboard": _TensorBoard, "wandb": _WandB, "trackio": _Trackio}
+class _Prometheus:
+    """The newest step as Prometheus text in `folder/metrics.prom`, for node_exporter's textfile collector."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._file = settings.folder / "metrics.prom"
+        escaped = settings.run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        self._labels = f'{{run="{escaped}"}}'
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        figures = {"step": float(step), "step_time_seconds": time.time(), **row}
+        lines = []
+        for name, value in figures.items():
+            known = "gyre_train_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            lines += [f"# TYPE {known} gauge", f"{known}{self._labels} {value!r}"]
+        partial = self._file.with_suffix(".prom.partial")
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        partial.replace(self._file)
+
+    def close(self) -> None:
+        """The file stays: whoever scrapes it sees by its time that no step came since."""
+
+
+SINKS: Mapping[str, Callable[[SinkSettings], Sink]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WandB,
+    "trackio": _Trackio,
+    "prometheus": _Prometheus,
+}
 
 
 def _module(name: str, package: str, setting: str) -> Any:

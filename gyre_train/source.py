@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -26,9 +26,9 @@ from .chat import chat_tree, read_chat, read_tokenizer
 from .config import DataConfig, TrainingConfig
 from .fingerprint import check_fingerprints
 from .lineage import Lineage
-from .pack import TreeInput
 from .plan import Plan, plan
 from .refusals import check_fits, check_signal, check_unique, nothing_to_train
+from .tree_input import TreeInput
 
 if TYPE_CHECKING:
     from gyre_data.store import Run
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
     from .recorded import Admitted, RecordedExecution
 
-__all__ = ["Example", "Source", "Trained", "load_source", "plan_examples"]
+_TRAINED_FROM = ("nodes", "routed_experts", "teacher_logprobs")
+"""Tables that training reads and whose checksum plain reading leaves out."""
+
+__all__ = ["Example", "Source", "Split", "Trained", "load_source", "plan_examples"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,14 @@ class Source:
     """Share of each part; None: one order over all."""
     live: tuple[Run, ...] = ()
     """Runs that are still being recorded and may bring more that is due; `load_source` takes in what came."""
+    recorded: Admitted | None = None
+    """What was admitted of recorded runs, for the next `load_source` to start from."""
     _orders: dict[int, list[Example]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def complete(self) -> frozenset[str]:
+        """Groups of live runs that are complete, those that are not trained included."""
+        return self.recorded.complete if self.recorded is not None else frozenset()
 
     def due(self, trained: Mapping[str, int], limit: int | None = None) -> list[Example]:
         """Return the next examples, given how often each execution was trained; fewest times first."""
@@ -154,18 +164,31 @@ def plan_examples(examples: Sequence[Example], config: TrainingConfig) -> Plan:
         raise DataError(text) from error
 
 
-def load_source(config: TrainingConfig, own: Lineage | None = None, *, pack_tokens: int | None = None) -> Source:
+def load_source(
+    config: TrainingConfig,
+    own: Lineage | None = None,
+    *,
+    pack_tokens: int | None = None,
+    before: Source | None = None,
+    trained: Collection[str] = (),
+) -> Source:
     """Read everything the config names; raise an error that says what to do when nothing of it can be trained.
 
     `own` is the training run's lineage, from which the age of sampled tokens is known. With `pack_tokens`, a trajectory
-    that no pack of this size can hold is an error now and not when its step comes.
+    that no pack of this size can hold is an error now and not when its step comes. `before` is what this config gave
+    earlier: the result is the same with it, and only groups of which something new was recorded are looked at. It is
+    not to be used any more: its runs are taken on. Of live runs, groups of which all that can be was `trained` are left
+    out; `due` gives the same.
     """
-    split = _Split(config.data)
+    split = Split(config.data)
     examples: list[Example] = []
     live: tuple[Run, ...] = ()
+    found: Admitted | None = None
     excluded: dict[str, Counter[str]] = {level: Counter() for level in ("executions", "calls", "trajectories")}
     if config.data.runs:
-        found, live = _recorded_examples(config, own, split, examples)
+        # In a mix the place of what is left depends on what was.
+        gone = trained if config.data.mix is None else ()
+        found, live = _recorded_examples(config, own, split, examples, before.recorded if before else None, gone)
         for level, counts in found.counts.items():
             excluded[level].update(counts)
     examples += _chat_examples(config, split, excluded["executions"])
@@ -174,7 +197,7 @@ def load_source(config: TrainingConfig, own: Lineage | None = None, *, pack_toke
     check_unique(examples)
     if not examples and not config.data.live:
         raise DataError(f"data.chat: 0 conversations to train in {', '.join(config.data.chat)}; add lines")
-    if config.data.mix is not None:
+    if config.data.mix is not None and not config.stream.controlled:  # there the step takes the shares itself
         if not _limited_by_live(examples, config):
             live = ()
         examples = _within_mix(examples, config, excluded["executions"])
@@ -182,11 +205,11 @@ def load_source(config: TrainingConfig, own: Lineage | None = None, *, pack_toke
         check_fits(examples, pack_tokens)
     return Source(
         examples=tuple(examples), excluded=excluded, seed=config.train.seed, epochs=config.data.epochs,
-        mix=config.data.mix, live=live,
+        mix=config.data.mix, live=live, recorded=found,
     )  # fmt: skip
 
 
-class _Split:
+class Split:
     """Which tasks are kept for evaluation: those named, and a share of the others by a hash of their id alone."""
 
     def __init__(self, data: DataConfig) -> None:
@@ -194,6 +217,7 @@ class _Split:
         self._seen: set[str] = set()
 
     def __call__(self, task: str) -> bool:
+        """Whether a task is held out."""
         self._seen.add(task)
         drawn = int.from_bytes(hashlib.sha256(task.encode()).digest()[:8], "big") / 2**64
         return task in self._named or drawn < self._share
@@ -229,17 +253,29 @@ def _within_mix(examples: list[Example], config: TrainingConfig, excluded: Count
 
 
 def _recorded_examples(
-    config: TrainingConfig, own: Lineage | None, split: _Split, examples: list[Example]
+    config: TrainingConfig,
+    own: Lineage | None,
+    split: Split,
+    examples: list[Example],
+    before: Admitted | None,
+    trained: Collection[str],
 ) -> tuple[Admitted, tuple[Run, ...]]:
     """Add the executions of recorded runs to `examples`; the runs that grow are returned beside what was admitted."""
     from gyre_data.store import open as open_run
 
     from .recorded import admitted
 
-    runs = [open_run(path) for path in config.data.runs]
+    runs = list(before.runs) if before else [open_run(path) for path in config.data.runs]
+    for run in runs if before else ():
+        run.refresh()
+    for run in runs:  # a flipped bit would become another token, and nothing that reads it later could tell
+        run.check_bytes(_TRAINED_FROM)
     check_fingerprints(runs, config.model.path)
     live = tuple(run for path, run in zip(config.data.runs, runs, strict=True) if path in config.data.live)
-    found = admitted(runs, config, own, _vocab_size(config.model.path), held_out=split, live=live)
+    found = admitted(
+        runs, config, own, _vocab_size(config.model.path), held_out=split, live=live,
+        before=before.by_group if before else {}, trained=trained,
+    )  # fmt: skip
     rl = config.loss.kind != "sft"
     if rl and config.loss.advantage and not live:
         check_signal([e.advantage for e in found.executions], found.groups)
@@ -283,7 +319,7 @@ def _vocab_size(folder: str) -> int:
         ) from None
 
 
-def _chat_examples(config: TrainingConfig, split: _Split, excluded: Counter[str]) -> list[Example]:
+def _chat_examples(config: TrainingConfig, split: Split, excluded: Counter[str]) -> list[Example]:
     """The conversations of chat files; each is a task of its own."""
     if not config.data.chat:
         return []

@@ -168,7 +168,8 @@ def _write_tokenizer(folder: Path, vocab: int, context: int, texts: Iterable[str
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    return {text: tokenizer.token_to_id(text) for text in SPECIAL_TOKENS}
+    ids = tokenizer.get_vocab()
+    return {text: ids[text] for text in SPECIAL_TOKENS}
 
 
 def _write_model(folder: Path, arch: str, sizes: dict[str, object], seed: int) -> None:

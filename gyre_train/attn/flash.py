@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gyre_data.errors import ConfigError
+from gyre_data.installing import pip_install
 from gyre_train.attn.segments import Call
 
 __all__ = ["VarlenFlash"]
@@ -34,7 +35,7 @@ class VarlenFlash:
                 functions = flash_attn_interface
             except ImportError as error:
                 raise ConfigError(
-                    "pack.attention = segments on a GPU: wanted flash-attn 2.8, found none; install gyre-rl[gpu], or "
+                    f"pack.attention = segments on a GPU: wanted flash-attn 2.8, found none; {pip_install('gpu')}, or "
                     "set pack.attention = flex"
                 ) from error
         self._functions = functions

@@ -53,12 +53,16 @@ def block_mask(segments: SegmentTable, rows: RowRanges | None, device: torch.dev
         row = row_Q[query]
         return (row >= key) & (row < end_T[key])
 
-    tables: list[Tensor] = []
-    for tiles_IJ in tiles_of(segments, rows):
+    def table(tiles_IJ: Array) -> tuple[Tensor, Tensor]:
         order_IJ = np.argsort(~tiles_IJ, axis=1, kind="stable")  # the tiles to visit first, in order
-        tables += [torch.from_numpy(x.astype(np.int32))[None, None].to(device) for x in (tiles_IJ.sum(1), order_IJ)]
+        num_I, order = (
+            torch.from_numpy(x.astype(np.int32))[None, None].to(device) for x in (tiles_IJ.sum(1), order_IJ)
+        )
+        return num_I, order
+
+    some_IJ, full_IJ = tiles_of(segments, rows)
     return BlockMask.from_kv_blocks(
-        *tables, BLOCK_SIZE=TILE, mask_mod=visible, seq_lengths=(len(row_Q), len(end_T))
+        *table(some_IJ), *table(full_IJ), BLOCK_SIZE=TILE, mask_mod=visible, seq_lengths=(len(row_Q), len(end_T))
     )  # fmt: skip
 
 

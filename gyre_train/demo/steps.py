@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rich.console import Console
 
 from gyre_data.child import free_port, gyre_child, run_gyre
 from gyre_data.errors import ConfigError
+from gyre_train.interrupts import asked_to_stop
 
 from .tasks import TASKS, DemoTask
 from .teacher import write_jsonl
@@ -34,18 +37,22 @@ TIMEOUT_S = 45
 PACK_TOKENS = 4096
 WARM_STEPS = 120
 POLICY_ID = "run"
+_MODULES = ("aiohttp", "anthropic", "megatron", "tokenizers", "torch", "transformers", "uvicorn")
 
 
 def demo(folder: Path, *, model: Path | None = None, record_only: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Run the demo into `folder`, which must not exist or be empty, and return the summary that `--json` prints."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"wanted a new folder for the demo, {folder} is not empty; give --dir or remove it")
+    for name in _MODULES:  # before anything is made: a folder left behind would be refused the next time
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     (folder / "demo").mkdir(parents=True, exist_ok=True)
     # Several processes share few cores here: threads that spin while they wait would take them from one another.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     run = Demo(folder=folder, console=Console(quiet=quiet, highlight=False))
     started = time.monotonic()
-    with ExitStack() as services:
+    with asked_to_stop(_end), ExitStack() as services:
         run.start_engine(services, model)
         run.record(services)
         run.show_tree()
@@ -60,6 +67,14 @@ def demo(folder: Path, *, model: Path | None = None, record_only: bool = False, 
     run.console.print(f"done in {shown}, in {folder}   next: gyre tree {folder}   gyre stats {folder}", soft_wrap=True)
     run.console.print("not shown here: GPU, MoE, many engines (status table in README)", style="dim")
     return run.summary
+
+
+def _end(number: signal.Signals) -> None:
+    """Leave, so that every block ends what it started; what more is asked meanwhile changes nothing."""
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, signal.SIG_IGN)
+    sys.stderr.write(f"gyre: {number.name}: what the demo started is ended\n")
+    raise SystemExit(128 + number)
 
 
 def prepare_policy(folder: Path, model: Path | None, *, steps: int, num_variants: int = 24) -> Path:

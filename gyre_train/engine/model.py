@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ _ATTENTION = "gyre_engine"
 _RMS_NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Qwen3MoeRMSNorm")
 _ROUTERS = ("Qwen3MoeTopKRouter",)
 """They give logits, weights and the experts chosen."""
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""What transformers holds of all experts of a layer in one tensor, by the names that a checkpoint gives the parts."""
 _IDENTITY = (
     "model_type",
     "vocab_size",
@@ -66,15 +68,16 @@ def _attend(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention of each span's rows over its own buffer; `query` is [1, H, T, D], the result [1, T, H, D]."""
-    _, num_heads, num_rows, head_dim = query.shape
+    num_heads, num_rows, head_dim = query.shape[1:]
     num_kv_heads = key.shape[1]
     group = num_heads // num_kv_heads
     out = query.new_empty(1, num_rows, num_heads, head_dim)
+    layer = cast(int, module.layer_idx)
     start = 0
     for ids, buffer in gyre_spans:
         end = start + len(ids)
         past = buffer.length
-        keys, values = buffer.write(module.layer_idx, past, key[0, :, start:end], value[0, :, start:end])
+        keys, values = buffer.write(layer, past, key[0, :, start:end], value[0, :, start:end])
         if end - start == 1:
             # One row: the heads that share a kv head stand where query rows do, and nothing needs a mask.
             rows = query[:, :, start].reshape(1, num_kv_heads, group, head_dim)
@@ -178,7 +181,7 @@ class Model:
 
     def load(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Replace these tensors where they are; ConfigError names one that does not fit, and none has changed then."""
-        own = self._model.state_dict()
+        own = _by_checkpoint_name(self._model)
         for name, tensor in tensors:
             if name not in own or own[name].shape != tensor.shape or not bool(torch.isfinite(tensor).all()):
                 shape = tuple(own[name].shape) if name in own else None
@@ -191,11 +194,26 @@ class Model:
                 own[name].copy_(tensor)
 
     def checksums(self) -> dict[str, str]:
-        """A digest of every parameter's bytes, by name: the first 16 hex digits of sha256, as SGLang gives."""
+        """A digest of each tensor's bytes, by its name in a checkpoint: 16 hex digits of sha256, as SGLang gives."""
         return {
             name: hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
-            for name, tensor in self._model.state_dict().items()
+            for name, tensor in _by_checkpoint_name(self._model).items()
         }
+
+
+def _by_checkpoint_name(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's own tensors; each expert of a stack is a view of it under the name that it has in a checkpoint."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        stem, of_experts, leaf = name.rpartition(".experts.")
+        if not of_experts or leaf not in _STACKED:
+            found[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            parts = expert.chunk(len(_STACKED[leaf]))
+            for part, view in zip(_STACKED[leaf], parts, strict=True):
+                found[f"{stem}.experts.{number}.{part}.weight"] = view
+    return found
 
 
 def _load(path: str) -> Any:
@@ -235,8 +253,9 @@ def _fuse_norms(model: torch.nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child).__name__ in _RMS_NORMS:
-                fused = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon)
-                fused.weight = child.weight
+                norm: Any = child
+                fused = torch.nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon)
+                fused.weight = norm.weight
                 setattr(parent, name, fused)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import (
+    GroupName,
     _new_process_group_helper,
     _world,
     default_pg_timeout,
@@ -47,7 +48,7 @@ class WeightGroups:
             [],
             dist.Backend("gloo"),
             dist.PrefixStore(name, store),
-            group_name=name,
+            group_name=GroupName(name),
             timeout=default_pg_timeout,
         )
         _world.pg_group_ranks[group] = {i: i for i in range(world)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,15 +27,15 @@ from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_te
 from megatron.core.dist_checkpointing.strategies import torch as torch_dist
 
 from gyre_data.errors import CorruptError
+from gyre_train.folder import read_state, saved_checkpoints
 
 from .model import TreeGPTModel
 from .parallel import is_first_rank
 from .stock import AnyOptimizer
 from .weights import load_hf, save_hf
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "read_state", "save_checkpoint"]
+__all__ = ["load_checkpoint", "save_checkpoint"]
 
-_NAME = re.compile(r"step-(\d{8})")
 _TRAINER = "trainer"
 
 
@@ -55,28 +54,6 @@ class _PlainSave(torch_dist.TorchDistSaveShardedStrategy):
                 dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False
             ),
         )
-
-
-def latest_checkpoint(root: Path) -> Path | None:
-    """Return the newest complete checkpoint of a folder, if any."""
-    found = sorted(path for path in root.glob("step-*") if _NAME.fullmatch(path.name)) if root.is_dir() else []
-    return found[-1] if found else None
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Return the trainer's state of a checkpoint."""
-    try:
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorruptError(
-            f"checkpoint {folder}: wanted its state.json, got {error}; delete the folder to resume from the one before"
-        ) from error
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-        raise CorruptError(
-            f"checkpoint {folder}: wanted its step's number in state.json, got {state!r:.60}; delete the folder "
-            "to resume from the one before"
-        )
-    return state
 
 
 def save_checkpoint(
@@ -116,7 +93,7 @@ def save_checkpoint(
         _remove(final)
         unfinished.rename(final)
         _sync(root)
-        complete = sorted(path for path in root.iterdir() if _NAME.fullmatch(path.name))
+        complete = saved_checkpoints(root)
         for old in complete[:-keep]:
             _remove(old)
         for left in root.glob(".step-*.removed"):  # by a trainer that was killed while it removed it

@@ -87,7 +87,7 @@ class _GatherRows(torch.autograd.Function):
         return whole
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         grad = grad.contiguous().clone()
         dist.all_reduce(grad, group=parallel_state.get_context_parallel_group())
         return grad[ctx.own], None
@@ -103,5 +103,5 @@ class _MergeEdges(torch.autograd.Function):
         return whole
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return grad[:, ctx.index], None, None

@@ -6,6 +6,7 @@ Guarantees: after `finish_gradients` every copy of a parameter holds the same gr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ from torch import nn
 
 from .parallel import tp_rank
 
-__all__ = ["SimpleDataParallel", "clip_gradients", "finish_gradients", "gradient_of"]
+__all__ = [
+    "SimpleDataParallel",
+    "add_gradients",
+    "clip_gradients",
+    "finish_gradients",
+    "gradient_of",
+    "gradients_by_name",
+]
 
 
 class SimpleDataParallel(_BaseDataParallel):
@@ -32,7 +40,7 @@ class SimpleDataParallel(_BaseDataParallel):
         self._group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         for parameter in module.parameters():
             if parameter.dtype in (torch.bfloat16, torch.float16):
-                parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+                parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)  # type: ignore[attr-defined]
                 parameter.register_post_accumulate_grad_hook(_move_to_main_grad)
 
     def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
@@ -64,13 +72,31 @@ class SimpleDataParallel(_BaseDataParallel):
 
 
 def _move_to_main_grad(parameter: nn.Parameter) -> None:
-    parameter.main_grad.add_(parameter.grad)
+    parameter.main_grad.add_(parameter.grad)  # type: ignore[attr-defined]
     parameter.grad = None
 
 
 def gradient_of(parameter: nn.Parameter) -> torch.Tensor | None:
     """Return the tensor that holds this parameter's accumulated gradient."""
     return parameter.main_grad if hasattr(parameter, "main_grad") else parameter.grad
+
+
+def gradients_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's gradients as accumulated, un-normalised and not yet summed over ranks, copied to the host."""
+    grads = {name: gradient_of(parameter) for name, parameter in model.named_parameters()}
+    return {name: grad.detach().to("cpu", copy=True) for name, grad in grads.items() if grad is not None}
+
+
+def add_gradients(model: nn.Module, more: Mapping[str, torch.Tensor]) -> None:
+    """Add what `gradients_by_name` gave of a replica of the same layout."""
+    for name, parameter in model.named_parameters():
+        if name not in more:
+            continue
+        grad = gradient_of(parameter)
+        if grad is None:
+            parameter.grad = more[name].to(parameter.device, parameter.dtype, copy=True)
+        else:
+            grad.add_(more[name].to(grad.device))
 
 
 def finish_gradients(wrapped: _BaseDataParallel, scale: float) -> None:

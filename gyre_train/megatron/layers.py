@@ -120,7 +120,7 @@ class _SumGradient(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         if ctx.group.size() > 1:
             grad = grad.contiguous().clone()
             dist.all_reduce(grad, group=ctx.group)

@@ -74,7 +74,7 @@ class _VocabParallelLogprob(torch.autograd.Function):
         return picked_E - total_E.log(), entropy_E
 
     @staticmethod
-    def backward(ctx: Any, grad_E: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_E: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         exp_EV, column_E, here_E, inverse_E, total_E = ctx.saved_tensors
         scale_E = grad_E * inverse_E
         grad_EV = exp_EV * (-scale_E / total_E)[:, None]

@@ -51,17 +51,16 @@ __all__ = [
 _EDGE_CHUNK = 4096
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TreeSeqParams(PackedSeqParams):
     """What a packed tree adds to a forward pass; Megatron hands it to every core attention as it is."""
 
-    segments: SegmentTable | None = None
+    segments: SegmentTable
     rows: RowRanges | None = None
     """The rows of this context-parallel rank; None: all."""
     backend: str = "segments"
-    source_row_E: torch.Tensor | None = None
-    target_id_E: torch.Tensor | None = None
-    temperature_E: torch.Tensor | None = None
+    edges: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """Source row, target id and temperature of each loss edge; None: logits of every row."""
     routes: torch.Tensor | None = None
     """Recorded experts [R, L, K] of this rank's rows, -1 where there are none; None: the router decides."""
 
@@ -74,7 +73,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         device = None if config.use_cpu_initialization else torch.cuda.current_device()
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
-        self.weight.sequence_parallel = config.sequence_parallel
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension."""
@@ -172,10 +171,9 @@ class TreeGPTModel(GPTModel):
         if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
         hidden_TH = hidden_states[:, 0]
-        rows_E = packed_seq_params.source_row_E
-        if rows_E is None:
+        if packed_seq_params.edges is None:
             return self._logits(hidden_TH[: packed_seq_params.segments.num_rows])
-        edges = (packed_seq_params.target_id_E, packed_seq_params.temperature_E)
+        rows_E, *edges = packed_seq_params.edges
         if packed_seq_params.rows is None:
             return self._all_edges(hidden_TH, rows_E, *edges)
         place_T = torch.full((packed_seq_params.segments.num_rows,), -1, device=rows_E.device)
@@ -338,13 +336,16 @@ def stage_forward(
         segments=pack.segments,
         rows=rows,
         backend=backend,
-        source_row_E=_to_device(pack.source_row_E, device).long(),
-        target_id_E=_to_device(pack.target_id_E, device).long(),
-        temperature_E=_to_device(pack.temperature_E, device),
+        edges=(
+            _to_device(pack.source_row_E, device).long(),
+            _to_device(pack.target_id_E, device).long(),
+            _to_device(pack.temperature_E, device),
+        ),
         routes=None if routes_TLK is None else _to_device(routes_TLK, device),
     )
     if hidden is not None:
-        getattr(model, "module", model).set_input_tensor(hidden)
+        core: Any = getattr(model, "module", model)
+        core.set_input_tensor(hidden)
     return _forward(model, ids_T, position_T, extra, device)
 
 
@@ -361,7 +362,7 @@ def full_logits(
 def _forward(
     model: nn.Module, ids_T: np.ndarray, position_T: np.ndarray, extra: TreeSeqParams, device: torch.device
 ) -> torch.Tensor:
-    config = getattr(model, "module", model).config
+    config: Any = getattr(model, "module", model).config
     over = padded(len(ids_T), sequence_parallel=config.sequence_parallel) - len(ids_T)
     ids, positions = (F.pad(_to_device(x, device).long(), (0, over))[None] for x in (ids_T, position_T))
     result: torch.Tensor = model(ids, positions, None, packed_seq_params=extra)

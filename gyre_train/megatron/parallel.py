@@ -20,13 +20,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch.multiprocessing.spawn import ProcessException
+from torch.multiprocessing.spawn import ProcessException, _prctl_pr_set_pdeathsig
 
 from gyre_data.errors import ConfigError, GyreError
 from gyre_train.config import ParallelConfig
+from gyre_train.memory import keep_memory
 
 __all__ = [
     "counts_figures",
+    "dp_rank",
     "from_all_ranks",
     "from_data_parallel",
     "from_first_rank",
@@ -35,6 +37,7 @@ __all__ = [
     "groups",
     "is_first_rank",
     "model_parallel",
+    "place",
     "pp_rank",
     "pp_size",
     "run_ranks",
@@ -128,10 +131,13 @@ def _rank_entry(
         logging.basicConfig(level=log_level if rank == 0 else logging.WARNING, format="%(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):  # sent to a whole process group; the starting process handles them
         signal.signal(number, signal.SIG_IGN)
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # torch has asked for SIGINT when the starting process dies
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", (os.cpu_count() or 1) // parallel.ranks or 1))))
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it where tensor parallelism overlaps
     if device.startswith("cuda"):
         torch.cuda.set_device(rank)
+    else:
+        keep_memory()
     try:
         with groups(rank=rank, parallel=parallel, init_file=init_file, device=device):
             body(*args)
@@ -163,6 +169,16 @@ def pp_size() -> int:
 def pp_rank() -> int:
     """This process's stage."""
     return int(parallel_state.get_pipeline_model_parallel_rank())
+
+
+def dp_rank() -> int:
+    """Which copy of the model this process holds a part of."""
+    return int(parallel_state.get_data_parallel_rank())
+
+
+def place() -> str:
+    """The part of the model that this process holds, as all replicas of one layout name it."""
+    return f"t{tp_rank()}c{int(parallel_state.get_context_parallel_rank())}p{pp_rank()}"
 
 
 def is_first_rank() -> bool:

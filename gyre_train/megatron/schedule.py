@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ class _Links:
         self.first, self.last = self.stage == 0, self.stage == self.stages - 1
         parameter = next(model.parameters())
         self._dtype, self._device = parameter.dtype, parameter.device
-        config = getattr(model, "module", model).config
+        config: Any = getattr(model, "module", model).config
         self._width, self._sequence_parallel = config.hidden_size, config.sequence_parallel
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 

@@ -1,9 +1,10 @@
 """Training on a GPU: Megatron's DistributedDataParallel and DistributedOptimizer, in the place of ours.
 
-The one switch is `model.device`: on a GPU `training_parts` gives these two, elsewhere our own; `build_model` turns
-sequence parallelism on with tensor parallelism by the same setting. Both optimisers have the same methods and the same
-sharded state, so either resumes what the other saved. No GPU has run this: tests drive it on CPU with a stand-in for
-the device, which shows that calls fit and numbers agree, and nothing about streams, overlap or memory.
+The one switch is `model.device`: on a GPU `gradient_wrapper` and `open_optimizer` give these two, elsewhere our own;
+`build_model` turns sequence parallelism on with tensor parallelism by the same setting. Both optimisers have the same
+methods and the same sharded state, so either resumes what the other saved. No GPU has run this: tests drive it
+on CPU with a stand-in for the device, which shows that calls fit and numbers agree, and nothing about streams, overlap
+or memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .gradients import SimpleDataParallel
 from .model import TreeGPTModel
 from .optimizer import Optimizer
 
-__all__ = ["AnyOptimizer", "StockOptimizer", "training_parts"]
+__all__ = ["AnyOptimizer", "StockOptimizer", "gradient_wrapper", "open_optimizer"]
 
 _FORMAT = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -33,23 +34,28 @@ _FORMAT = {
 }
 
 
-def training_parts(
-    model: TreeGPTModel, settings: TrainConfig, at: ModelConfig
-) -> tuple[_BaseDataParallel, AnyOptimizer]:
-    """Return the wrapper that sums a built model's gradients, and its optimiser."""
+def gradient_wrapper(model: TreeGPTModel, at: ModelConfig) -> _BaseDataParallel:
+    """Return the wrapper that sums a built model's gradients."""
     if not at.on_gpu:
-        optimizer = Optimizer(
-            model, weight_decay=settings.weight_decay, betas=(settings.beta1, settings.beta2), eps=settings.eps
-        )
-        return SimpleDataParallel(model.config, model), optimizer
+        return SimpleDataParallel(model.config, model)
     if at.dtype == "float64":
         raise ConfigError(
             f"model.dtype = float64 with model.device = {at.device}: Megatron's distributed optimiser has float32 at "
             "most; set model.dtype = float32, or model.device = cpu"
         )
     ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    wrapped = DistributedDataParallel(model.config, ddp_config, model)
-    return wrapped, StockOptimizer(wrapped, settings, at)
+    return DistributedDataParallel(model.config, ddp_config, model)
+
+
+def open_optimizer(
+    wrapped: _BaseDataParallel, model: TreeGPTModel, settings: TrainConfig, at: ModelConfig
+) -> AnyOptimizer:
+    """Return the optimiser of a wrapped model that has its weights."""
+    if isinstance(wrapped, DistributedDataParallel):
+        return StockOptimizer(wrapped, settings, at)
+    return Optimizer(
+        model, weight_decay=settings.weight_decay, betas=(settings.beta1, settings.beta2), eps=settings.eps
+    )
 
 
 class StockOptimizer:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _new_process_group_helper, _world
+from torch.distributed.distributed_c10d import GroupName, _new_process_group_helper, _world
 
 from gyre_data.errors import EngineError
 from gyre_data.types import PolicyVersion
@@ -82,7 +82,7 @@ class BroadcastCarrier:
             # The same steps as the engine's own: a group beside the default one, met at a store of its own.
             prefixed = dist.PrefixStore(name, store)
             group, _ = _new_process_group_helper(
-                world, 0, [], dist.Backend(self._backend), prefixed, group_name=name, timeout=left
+                world, 0, [], dist.Backend(self._backend), prefixed, group_name=GroupName(name), timeout=left
             )
             _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
             return group

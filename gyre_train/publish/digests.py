@@ -39,7 +39,8 @@ class FolderDigests:
     def check(self, found: Mapping[str, str]) -> None:
         """Raise EngineError that names the first tensors that differ, are unknown here, or are missing there."""
         with self._lock:  # engines of one publish share the work
-            wrong, used = [], set()
+            wrong: list[str] = []
+            used: set[str] = set()
             for name, digest in found.items():
                 parts = self._parts(name)
                 used.update(part for group in parts for part in group)
@@ -84,4 +85,4 @@ class FolderDigests:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())).hexdigest()[:16]
+    return hashlib.sha256(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)).hexdigest()[:16]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gyre_data.errors import ConfigError, EngineError
+from gyre_data.installing import pip_install
 from gyre_data.types import PolicyVersion
 
 from .control import Deadline, EngineControl, ask
@@ -46,8 +47,8 @@ class Transfer:
                     from mooncake.engine import TransferEngine
                 except ImportError as error:
                     raise ConfigError(
-                        f"publish.method = mooncake: wanted the package and its libraries, got {error}; install "
-                        "gyre-rl[transfer] and the system's libibverbs1 and libnuma1"
+                        f"publish.method = mooncake: wanted the package and its libraries, got {error}; run "
+                        f"{pip_install('transfer')}, and install the system's libibverbs1 and libnuma1"
                     ) from None
                 engine = TransferEngine()
                 if engine.initialize(*self._settings) != 0:
@@ -95,16 +96,20 @@ class MooncakeCarrier:
     def __init__(
         self, receivers: Sequence[str], *, host: str = "127.0.0.1", protocol: str = "tcp", device: str = ""
     ) -> None:
-        self._receivers = tuple(url.rstrip("/") for url in receivers)
+        self._receivers = tuple(receivers)
         self._transfer = Transfer(host, protocol, device)
         self._offers: list[_Offer] = []
         self._lock = threading.Lock()
 
     def stage(self, number: int, folder: Path, version: PolicyVersion, deadline: Deadline) -> str:
-        """Have the receiver fetch the files; returns their folder on the engine's machine."""
+        """Have the engine's receiver fetch the files; returns their folder on the engine's machine."""
+        return self.bring(self._receivers[number], folder, version, deadline)
+
+    def bring(self, receiver: str, folder: Path, version: PolicyVersion, deadline: Deadline) -> str:
+        """Have this receiver fetch the files; returns their folder on its machine."""
         files = self._offer(folder, version)
         body = {"version": str(version), "session": self._transfer.session, "timeout_s": deadline.left(), **files}
-        url = f"{self._receivers[number]}/pull"
+        url = f"{receiver.rstrip('/')}/pull"
         answer = ask("POST", url, body, timeout_s=deadline.left(), key=os.environ.get(KEY_VARIABLE))
         if answer.get("version") != str(version) or not isinstance(answer.get("folder"), str):
             raise EngineError(f"{url}: wanted the folder of {version}, got {answer}; is it `gyre receive`?")
@@ -135,7 +140,7 @@ class _Offer:
         for file in sorted(folder.glob("model*.safetensors")):
             data = np.memmap(file, np.uint8, "c")
             self._maps.append(data)
-            digest = hashlib.sha256(memoryview(data)).hexdigest()
+            digest = hashlib.sha256(memoryview(data.data)).hexdigest()
             offered.append(
                 {"name": file.name, "bytes": data.nbytes, "address": transfer.register(data), "sha256": digest}
             )  # fmt: skip

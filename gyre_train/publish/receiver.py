@@ -28,7 +28,7 @@ from gyre_data.errors import ConfigError, EngineError, GyreError
 from .control import Deadline
 from .mooncake import KEY_VARIABLE, SIDE_FILES, Transfer
 
-__all__ = ["Receiver", "receive"]
+__all__ = ["Receiver", "is_loopback", "receive"]
 
 _LOG = logging.getLogger(__name__)
 _WEIGHTS_NAME = re.compile(r"model[A-Za-z0-9._-]*\.safetensors")
@@ -43,6 +43,8 @@ class Receiver:
     def __init__(self, folder: Path, transfer: Transfer) -> None:
         self._folder, self._transfer = folder, transfer
         self._lock = threading.Lock()
+        self._has: dict[str, list[tuple[str, str]]] = {}
+        """Names and digests of the files of each version that was fetched."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def pull(self, body: dict[str, Any]) -> Path:
@@ -58,20 +60,24 @@ class Receiver:
         ):
             raise ConfigError(f"wanted a version, model*.safetensors files and {', '.join(SIDE_FILES)}, got others")
         deadline = Deadline(float(body["timeout_s"]))
+        wanted = [(file["name"], file["sha256"]) for file in body["files"]]
+        final = self._folder / re.sub(r"[^A-Za-z0-9._-]", "_", version)
         with self._lock:
+            if self._has.get(version) == wanted and final.is_dir():
+                return final.resolve()  # for another engine of this machine; the first one may be reading it
             made = Path(tempfile.mkdtemp(prefix=".incoming-", dir=self._folder))
             try:
                 for file in body["files"]:
                     self._fetch(made / file["name"], file, str(body["session"]), deadline)
                 for name, text in texts.items():
                     (made / name).write_text(text, "utf-8")
-                final = self._folder / re.sub(r"[^A-Za-z0-9._-]", "_", version)
                 if final.exists():
                     final.rename(self._folder / f".old-{made.name}")
                 made.rename(final)
             except BaseException:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
+            self._has[version] = wanted
             self._forget(final)
             return final.resolve()
 
@@ -83,7 +89,7 @@ class Receiver:
             opened.truncate(size)
         data = np.memmap(path, np.uint8, "r+")
         self._transfer.read(session, int(file["address"]), data, deadline)
-        found = hashlib.sha256(memoryview(data)).hexdigest()
+        found = hashlib.sha256(memoryview(data.data)).hexdigest()
         if found != file["sha256"]:
             raise EngineError(
                 f"{path.name}: wanted sha256 {file['sha256']}, {found} arrived; the memory was changed on the way: "
@@ -108,7 +114,7 @@ def receive(
 ) -> None:
     """Serve a Receiver until interrupted; `on_bound` gets the server once it listens. Off loopback it wants a key."""
     key = os.environ.get(KEY_VARIABLE)
-    if not key and not _is_loopback(host):
+    if not key and not is_loopback(host):
         raise ConfigError(f"host {host}: wanted a key for others to publish here, got none; set {KEY_VARIABLE}")
     receiver = Receiver(folder, Transfer(host, protocol, device))
     server = ThreadingHTTPServer((host, port), _handler(receiver, key))
@@ -122,7 +128,8 @@ def receive(
         server.server_close()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

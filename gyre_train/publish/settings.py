@@ -46,11 +46,24 @@ _PUBLISH_METHODS = {
 """Which methods a setting has an effect on."""
 
 
-def check_publish(publish: PublishConfig) -> None:
-    """Refuse what cannot work and settings that would have no effect."""
+_OF_CELLS = ("method", "proxy", "timeout_s", "host", "protocol", "device")
+"""Settings that have an effect where a controller of cells says when an engine gets weights."""
+
+
+def check_publish(publish: PublishConfig, *, by_controller: bool = False) -> None:
+    """Refuse what cannot work and settings that would have no effect. `by_controller`: one of cells has the engines."""
     for f in fields(PublishConfig):
-        if f.name != "engines" and getattr(publish, f.name) != f.default and not publish.engines:
+        if getattr(publish, f.name) == f.default or f.name == "engines":
+            continue
+        if by_controller and f.name not in _OF_CELLS:
+            raise ConfigError(f"publish.{f.name} has no effect where a controller has the engines; remove it")
+        if not publish.engines and not by_controller:
             raise ConfigError(f"publish.{f.name} has no effect without engines; set publish.engines or remove it")
+    if by_controller and publish.method == "broadcast":
+        raise ConfigError(
+            'publish.method = broadcast cannot reach engines of cells; set "mooncake", or "files" for the checkpoints'
+        )
+    for f in fields(PublishConfig):
         methods = _PUBLISH_METHODS.get(f.name)
         if methods and getattr(publish, f.name) != f.default and publish.method not in methods:
             raise ConfigError(
@@ -59,7 +72,7 @@ def check_publish(publish: PublishConfig) -> None:
             )
     if publish.device and publish.protocol != "rdma":
         raise ConfigError('publish.device has no effect with publish.protocol = tcp; set it to "rdma" or remove it')
-    if publish.method == "mooncake" and len(publish.receivers) != len(publish.engines):
+    if publish.method == "mooncake" and not by_controller and len(publish.receivers) != len(publish.engines):
         raise ConfigError(
             f"publish.receivers: wanted one beside each of {len(publish.engines)} engines, got "
             f"{len(publish.receivers)}; start `gyre receive` on each engine's machine and name them in the same order"
