@@ -29,6 +29,7 @@ from .address import checked_name
 from .api_bodies import body_of, number_in, said_of, score_of, text_in, verdict_of
 from .executions import Execution, end_reason, key_hash, new_execution_id, new_key
 from .faults import API_STATUS, CallError, kind_of
+from .openapi import document
 from .service import Proxy
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Api:
         """Routes of the API."""
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", "/api/groups", self.create_group),
+            ("GET", "/api/groups", self.list_groups),
             ("POST", "/api/executions", self.create_execution),
             ("GET", "/api/executions", self.list_executions),
             ("POST", "/api/executions/claim", self.claim),
@@ -68,6 +70,7 @@ class Api:
             ("POST", "/api/engines", self.change_engine),
             ("GET", "/api/segments/{table}/{name}", self.segment),
             ("GET", "/api/status", self.status),
+            ("GET", "/api/openapi.json", self.openapi),
             ("GET", "/metrics", self.metrics),
         ]
         return [Route(path, self._guard(handler), methods=[method]) for method, path, handler in table]
@@ -95,17 +98,33 @@ class Api:
         body = await body_of(request)
         group_id = text_in(body, "id") or f"g_{secrets.token_hex(6)}"
         known, size = self.proxy.executions.groups.get(group_id), body.get("size")
-        if size is not None and (type(size) is not int or not 0 < size < 2**31):
-            raise ConfigError(f"wanted size, a number of executions, got {size!r:.80}")
+        if size is not None and (type(size) is not int or not 0 <= size < 2**31):
+            raise ConfigError(f"wanted size, a number of executions (0: the group is given up), got {size!r:.80}")
         base = known or GroupEvent(group_id=group_id, at=datetime.now(UTC))
         attributes = json.dumps(body["attributes"], sort_keys=True) if "attributes" in body else base.attributes
         group = replace(
-            base, task_id=text_in(body, "task") or base.task_id, size=size or base.size, attributes=attributes
+            base,
+            task_id=text_in(body, "task") or base.task_id,
+            size=base.size if size is None else size,
+            attributes=attributes,
         )
         if known is None or said_of(known) != said_of(group):
             await self.proxy.recorder.commit([replace(group, at=datetime.now(UTC))])
             self.proxy.executions.groups[group_id] = group
         return _answer({"id": group_id})
+
+    async def list_groups(self, request: Request) -> Response:
+        """-> {groups: [{id, task, size, attributes}]}."""
+        found = [
+            {
+                "id": group.group_id,
+                "task": group.task_id,
+                "size": group.size,
+                "attributes": json.loads(group.attributes) if group.attributes else None,
+            }
+            for group in self.proxy.executions.groups.values()
+        ]
+        return _answer({"groups": found})
 
     async def create_execution(self, request: Request) -> Response:
         """{task, group, sample_index, harness, attributes, launcher?, command?, queue?, id?} -> {id, base_url, key}.
@@ -125,7 +144,7 @@ class Api:
         if known is None and group_id is not None and sample_index is not None:
             known = self.proxy.executions.of_sample(group_id, sample_index)
         if known is not None:
-            key = await self._new_key(known)
+            key = await self._new_key(known, dispatched=False)  # it is as it was
             return _answer({"id": known.execution_id, "base_url": _base_url(request, known), "key": key})
         launcher = dict(launcher or {})
         if body.get("command") is not None:
@@ -152,11 +171,10 @@ class Api:
         group = self.proxy.executions.groups.get(group_id or "")
         return group.task_id if group else None
 
-    async def _new_key(self, execution: Execution) -> str:
-        """Another key for an execution: of the earlier ones only hashes are left."""
+    async def _new_key(self, execution: Execution, *, dispatched: bool) -> str:
+        """Another key for an execution, `dispatched` with it or not: of the earlier ones only hashes are left."""
         key = new_key()
         execution.key_hashes.add(key_hash(key))
-        dispatched = execution.state != "queued"
         await self.proxy.recorder.commit([execution.started(self.proxy.version if dispatched else None)])
         await self.proxy.changed(execution)
         return key
@@ -190,7 +208,7 @@ class Api:
         claimed: list[dict[str, Any]] = []
         for execution in found:
             try:
-                key = await self._new_key(execution)
+                key = await self._new_key(execution, dispatched=True)
             except GyreError:
                 for late in found[len(claimed) :]:
                     late.state, late.dispatched_at = "queued", None
@@ -335,6 +353,10 @@ class Api:
         """What the proxy is and does now."""
         await self.proxy.refresh()
         return _answer(self.proxy.status())
+
+    async def openapi(self, request: Request) -> Response:
+        """The API as an OpenAPI document."""
+        return _answer(document())
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""

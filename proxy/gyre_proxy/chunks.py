@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 import numpy as np
 import orjson
 
@@ -156,10 +156,10 @@ def _fresh(items: list[Any], taken: int, total: int, what: str) -> list[Any]:
     )
 
 
-async def payloads_of(response: httpx.Response) -> AsyncIterator[list[dict[str, Any]]]:
+async def payloads_of(stream: aiohttp.StreamReader) -> AsyncIterator[list[dict[str, Any]]]:
     """The events of a stream, those that arrived together in one list."""
     held: list[bytes] = []  # an unfinished line: cumulative chunks span many pieces
-    async for piece in response.aiter_raw():
+    while piece := await stream.readany():
         held.append(piece)
         if b"\n" not in piece:
             continue

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["proxy"]
 
+_AWAITED_S = 3600.0
+"""How long a call waits for an engine where engines come and go: between two, all of them may train."""
+_MOVES = 1000
+"""How often its reply may go on at another."""
+
+AwaitOption = Annotated[
+    bool, typer.Option("--await-engines", help="Start without an engine; calls wait for those that are added.")
+]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port (default: that of run.json, else 8765).")]
 TemperatureOption = Annotated[float, typer.Option(min=0, help="Temperature of every call, whatever the client asks.")]
 MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Output limit of every call (default: the client's).")]
@@ -22,6 +30,7 @@ MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Output limit o
 def proxy(
     run: Annotated[Path, typer.Option("--run", help="Run folder to record to; an old one is continued.")],
     engine: Annotated[list[str] | None, typer.Option(help="URL of an engine; may be repeated.")] = None,
+    await_engines: AwaitOption = False,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="Folder of the served checkpoint, or its tokenizer files; with --observe it only counts."),
@@ -54,8 +63,6 @@ def proxy(
 
     Point a client at http://HOST:PORT/x/NAME (OpenAI clients: .../x/NAME/v1); NAME is the execution that it records to.
     """
-    from gyre_data.errors import ConfigError
-
     from .serve import serve
     from .settings import ProxySettings, RunSampling
 
@@ -64,21 +71,16 @@ def proxy(
     upstreams = {"anthropic": upstream_anthropic, "openai": upstream_openai, "chatgpt": upstream_chatgpt}
     _refuse_idle(
         observe,
-        engines={"--engine": engine, "--template": template, "--policy": policy, "--workers": workers > 1},
+        engines={"--engine": engine, "--await-engines": await_engines, "--template": template, "--policy": policy}
+        | {"--workers": workers > 1},
         upstreams={f"--upstream-{name}": url for name, url in upstreams.items()},
     )
     if observe:
         serve(_observe(run, tokenizer, upstreams, listening), lambda url, how: _ready(url, run, how))
         return
-    if not engine or tokenizer is None:
-        raise ConfigError(
-            "wanted --engine URL and --tokenizer DIR for a proxy in front of engines, got "
-            f"{'no --tokenizer' if engine else 'no --engine'}; or record hosted APIs with --observe"
-        )
     settings = ProxySettings(
         run=run,
-        engines=tuple(engine),
-        tokenizer=tokenizer,
+        **_engines(engine, await_engines, tokenizer),
         template=template,
         parser=parser,
         thinking=thinking,
@@ -89,6 +91,21 @@ def proxy(
         **listening,
     )
     serve(settings, lambda url, how: _ready(url, run, how))
+
+
+def _engines(engine: list[str] | None, await_engines: bool, tokenizer: Path | None) -> dict[str, Any]:
+    """Settings of what the proxy stands in front of."""
+    from gyre_data.errors import ConfigError
+
+    from .sampler import SamplerLimits
+
+    if not (engine or await_engines) or tokenizer is None:
+        raise ConfigError(
+            "wanted --engine URL and --tokenizer DIR for a proxy in front of engines, got "
+            f"{'no --tokenizer' if engine or await_engines else 'no --engine'}; or record hosted APIs with --observe"
+        )
+    limits = SamplerLimits(attempts=_MOVES, recovery_s=_AWAITED_S) if await_engines else SamplerLimits()
+    return {"engines": tuple(engine or ()), "await_engines": await_engines, "tokenizer": tokenizer, "limits": limits}
 
 
 def _refuse_idle(observe: bool, engines: dict[str, Any], upstreams: dict[str, Any]) -> None:

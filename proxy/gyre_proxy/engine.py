@@ -13,13 +13,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import httpx
 import orjson
-from httpx_aiohttp import AiohttpTransport
 
 from gyre_data.errors import ConfigError, EngineError
 
@@ -32,8 +31,10 @@ log = logging.getLogger(__name__)
 
 _STREAM_INTERVAL = 8
 """Tokens per event that an engine is asked for. Its first token comes at once all the same, and so does the last."""
-_HELD_UP = 0.05
+_HELD_UP = 0.1
 """Most that a token may be held up, as a share of the time that its reply has taken."""
+_JSON = {"content-type": "application/json"}
+_FAULTS = (aiohttp.ClientError, OSError)  # a time limit is an OSError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,17 +53,14 @@ class EngineInfo:
     """Shape of a token's routing, for an engine that says which experts it chose."""
 
 
-def http_client(max_connections: int = 4096) -> httpx.AsyncClient:
-    """A client for engine hops: aiohttp underneath (half the CPU per event), no read timeout, high limits."""
-
-    def session() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=max_connections, socket_factory=_watched_socket),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-    timeout = httpx.Timeout(None, connect=10.0)
-    return httpx.AsyncClient(transport=AiohttpTransport(client=session), timeout=timeout, trust_env=False)
+def http_client(max_connections: int = 4096) -> aiohttp.ClientSession:
+    """A client for engine hops, made where a loop runs: no limit to how long a reply takes, many connections."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=max_connections, socket_factory=_watched_socket),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"accept-encoding": "identity"},  # to compress ids costs both sides more than to send them
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+    )
 
 
 def _watched_socket(address: Any) -> socket.socket:
@@ -80,10 +78,11 @@ class EngineClient:
     """The calls that the proxy makes of one engine.
 
     A reply's stream is looked at every `coalesce_s` seconds at most, since tokens cost less together than one by one;
-    sooner while the reply is young: no token is held up by more than a twentieth of the time that its reply has taken.
+    sooner while the reply is young: no token is held up by more than a tenth of the time that its reply has taken. The
+    end is seen as soon as it is there.
     """
 
-    def __init__(self, url: str, http: httpx.AsyncClient, coalesce_s: float = 0.0) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, coalesce_s: float = 0.0) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"wanted an engine's URL, got {url!r}; write http://{url}")
         self.url = url.rstrip("/")
@@ -143,14 +142,14 @@ class EngineClient:
             wanted |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
         body = orjson.dumps(wanted)
         reader, begun = ChunkReader(), time.monotonic()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            request = self._http.build_request(
-                "POST", self.url + "/generate", content=body, headers={"content-type": "application/json"}
-            )
-            response = await self._http.send(request, stream=True)
-            try:
+            async with self._http.post(
+                self.url + "/generate", data=body, headers=_JSON, allow_redirects=False
+            ) as response:
                 await self._refuse(response)
-                async for payloads in payloads_of(response):
+                response.content.on_eof(partial(_end, ended))
+                async for payloads in payloads_of(response.content):
                     try:
                         chunk = reader.read(*payloads)
                     except EngineError:
@@ -162,64 +161,74 @@ class EngineClient:
                     yield chunk
                     if chunk.finish:
                         return
-                    await asyncio.sleep(min(self._coalesce_s, _HELD_UP * (time.monotonic() - begun)))
-            finally:
-                await response.aclose()
+                    await asyncio.wait([ended], timeout=min(self._coalesce_s, _HELD_UP * (time.monotonic() - begun)))
         except EngineError:
             raise
-        except (httpx.HTTPError, orjson.JSONDecodeError, OSError) as error:
+        except (*_FAULTS, orjson.JSONDecodeError) as error:
             raise EngineError(f"engine {self.url} failed in mid-reply: {_name_of(error)}") from error
         raise EngineError(f"engine {self.url} ended its stream before the reply was finished")
 
     async def abort(self, rid: str) -> None:
         """Ask the engine to stop; silence from an engine that is gone is as good as an answer."""
-        try:
-            await self._http.post(self.url + "/abort_request", json={"rid": rid}, timeout=5)
-        except (httpx.HTTPError, OSError):
-            return
+        with suppress(*_FAULTS):
+            await self._post("/abort_request", {"rid": rid}, seconds=5)
 
     async def tokenize(self, text: str) -> list[int] | None:
         """The engine's own ids of `text`; None when it has no such call."""
         try:
-            response = await self._http.post(
-                self.url + "/tokenize", json={"prompt": text, "add_special_tokens": False}, timeout=10
-            )
-            tokens = response.json().get("tokens") if response.status_code == 200 else None
-        except (httpx.HTTPError, OSError, ValueError, AttributeError):
+            status, data = await self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, seconds=10)
+            tokens = orjson.loads(data).get("tokens") if status == 200 else None
+        except (*_FAULTS, ValueError, AttributeError):
             return None
         return tokens if isinstance(tokens, list) else None
 
     async def _get(self, path: str, optional: bool = False, seconds: float = 10.0) -> dict[str, Any]:
         try:
-            response = await self._http.get(self.url + path, timeout=seconds)
-        except (httpx.HTTPError, OSError) as error:
+            async with self._http.get(self.url + path, timeout=_within(seconds), allow_redirects=False) as response:
+                status, data = response.status, await response.read()
+        except _FAULTS as error:
             raise EngineError(
                 f"wanted an engine at {self.url}, got {_name_of(error)}; "
                 "start one (`gyre engine`, or SGLang) or mend --engine"
             ) from error
-        if response.status_code in (404, 405) and optional:
+        if status in (404, 405) and optional:
             return {}
-        if response.status_code in (404, 405):
+        if status in (404, 405):
             raise ConfigError(
-                f"wanted SGLang's native API at {self.url}, got {response.status_code} to {path}; "
+                f"wanted SGLang's native API at {self.url}, got {status} to {path}; "
                 "give the address of an SGLang or `gyre engine`, without /v1"
             )
-        if response.status_code != 200:
-            raise EngineError(f"engine {self.url} answered {response.status_code} to {path}; see its log")
+        if status != 200:
+            raise EngineError(f"engine {self.url} answered {status} to {path}; see its log")
         try:
-            value = response.json()
+            value = orjson.loads(data)
         except ValueError:
             value = {}
         return value if isinstance(value, dict) else {}
 
-    async def _refuse(self, response: httpx.Response) -> None:
-        if response.status_code == 200:
+    async def _post(self, path: str, value: dict[str, Any], seconds: float) -> tuple[int, bytes]:
+        async with self._http.post(
+            self.url + path, data=orjson.dumps(value), headers=_JSON, timeout=_within(seconds), allow_redirects=False
+        ) as response:
+            return response.status, await response.read()
+
+    async def _refuse(self, response: aiohttp.ClientResponse) -> None:
+        if response.status == 200:
             return
-        text = (await response.aread()).decode("utf-8", "replace")[:2000]
+        text = (await response.read()).decode("utf-8", "replace")[:2000]
         with suppress(orjson.JSONDecodeError, AttributeError):
             text = error_text(orjson.loads(text).get("error", text))
-        kind = EngineRefusedError if is_refusal(response.status_code) else EngineError
-        raise kind(f"engine {self.url} answered {response.status_code}: {text}")
+        kind = EngineRefusedError if is_refusal(response.status) else EngineError
+        raise kind(f"engine {self.url} answered {response.status}: {text}")
+
+
+def _end(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _within(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds)
 
 
 def _name_of(error: Exception) -> str:

@@ -198,7 +198,7 @@ def _apply(execution: Execution, event: ExecutionEvent) -> None:
         launcher = json.loads(event.launcher)
         execution.key_hashes |= set(launcher.pop("key_sha256", ()))
         execution.launcher = launcher
-    if event.dispatch_policy_id is not None:
+    if event.dispatch_policy_id is not None and execution.state != "ended":
         execution.state = "claimed" if execution.key_hashes else "running"
         execution.dispatched_at = event.at.timestamp()
 

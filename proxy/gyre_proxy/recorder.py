@@ -1,7 +1,9 @@
 """The commit thread: whatever is acknowledged was durable first.
 
-Calls that finish while a commit is running share the next one (natural group commit), so the disk is waited for once,
-not once per call. All use of the writer is on this one thread; a failed commit fails every call that was in it.
+Calls that finish while a commit is running, or within its rest, share the next one (group commit), so the disk is
+waited for once, not once per call. A commit of one call costs nearly as much as one of ten: the rest keeps a busy
+process from paying that for each, and one with time to spare hardly meets it. All use of the writer is on this one
+thread; a failed commit fails every call that was in it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _LATER_S = 0.2
 """Longest that rows wait for a commit to go with: one of their own would cost as much as a call's."""
+
+_REST, _LONGEST_REST_S = 1.0, 0.05
+"""How long the thread rests after a commit, in durations of that commit, and at most."""
 
 
 def blob_id(data: bytes) -> str:
@@ -71,6 +76,7 @@ class Recorder:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="gyre-commit", daemon=True)
         self._closed = False
+        self._rested_at = 0.0  # on time.monotonic's clock
         self._thread.start()
 
     async def commit(self, rows: Sequence[Any], blobs: Sequence[bytes] = (), scope: Scope | None = None) -> None:
@@ -101,7 +107,10 @@ class Recorder:
         while going:
             batch: list[_Job] = []
             going = self._gather(batch)
+            begun = time.monotonic()
             self._commit(batch)
+            ended = time.monotonic()
+            self._rested_at = ended + min(_REST * (ended - begun), _LONGEST_REST_S)
 
     def _gather(self, batch: list[_Job]) -> bool:
         """Fill `batch` with what is to be committed now. False when nothing will follow it."""
@@ -114,7 +123,7 @@ class Recorder:
             if job is None:
                 return False
             batch.append(job)
-            latest = time.monotonic() + (0.0 if job.awaited else _LATER_S)
+            latest = self._rested_at if job.awaited else time.monotonic() + _LATER_S
             due = latest if due is None else min(due, latest)
 
     def _commit(self, batch: list[_Job]) -> None:

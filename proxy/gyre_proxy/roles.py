@@ -94,7 +94,8 @@ def _claude_code(headers: Mapping[str, str], request: Request) -> AgentLabel:
     """The agent is in the headers; only side calls and the summary request are known by their shape."""
     agent_id = headers.get("x-claude-code-agent-id")
     role = AgentRole.SUB_AGENT if agent_id else AgentRole.MAIN
-    last = request.messages[-1] if request.messages else Message(role="user")
+    # A reminder of its own, such as which agents there are, may stand behind what it asks for.
+    last = next((message for message in reversed(request.messages) if message.role != "system"), Message(role="user"))
     summary = _begins_block(last, _SUMMARY_MARK)
     source = "client"
     if summary:

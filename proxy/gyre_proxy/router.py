@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from gyre_data.errors import ConfigError, EngineError
@@ -114,6 +114,10 @@ class Router:
         self._poll_s, self._probe_s = poll_s, probe_s
         self._on_change = on_change or (lambda engine, what: None)
         self._engines: dict[str, Engine] = {}
+        self.awaited: dict[str, bool] = {}
+        """Engines that this proxy had and that have not answered yet, and whether they were draining."""
+        self.rejoining: asyncio.Task[None] | None = None
+        """Tries those again."""
         self._home: dict[str, str] = {}  # affinity key -> url of the engine that served it last
         self._epochs = itertools.count()
         self._changed = asyncio.Event()
@@ -124,8 +128,14 @@ class Router:
         """Every engine that was not removed."""
         return tuple(self._engines.values())
 
-    async def add(self, url: str) -> Engine:
-        """Take an engine in once it has answered; adding a known one brings it back from draining."""
+    def told(self, given: Collection[str]) -> dict[str, bool]:
+        """What a restart needs: engines that were added beside the `given` ones or drain, with whether they drain."""
+        found = {engine.url: engine.state == "draining" for engine in self.engines}
+        own = {url.rstrip("/") for url in given}
+        return self.awaited | {url: drains for url, drains in found.items() if drains or url not in own}
+
+    async def add(self, url: str, drains: bool = False) -> Engine:
+        """Take an engine in once it has answered; a known one comes back from draining, unless it still `drains`."""
         client = self._connect(url)
         known = self._engines.get(client.url)
         info = await client.info()
@@ -138,25 +148,29 @@ class Router:
                 url,
                 version,
             )
+        self.awaited.pop(client.url, None)
+        state = "draining" if drains else "up"
         if known is not None:
             known.info, known.version, known.num_missed = info, version, 0
             if known.state == "down":
                 known.epoch, known.error = next(self._epochs), None
-            self._set(known, "up")
+            self._set(known, state)
             return known
-        engine = Engine(client=client, info=info, version=version, epoch=next(self._epochs))
+        engine = Engine(client=client, info=info, version=version, epoch=next(self._epochs), state=state)
         self._engines[engine.url] = engine
         self._note(engine, "added")
         return engine
 
     def drain(self, url: str) -> Engine:
         """No new calls; those in flight finish."""
+        self.awaited.pop(url.rstrip("/"), None)
         engine = self.get(url)
         self._set(engine, "draining")
         return engine
 
     def remove(self, url: str) -> Engine:
         """Forget an engine. Its replies go on elsewhere at once."""
+        self.awaited.pop(url.rstrip("/"), None)
         engine = self.get(url)
         del self._engines[engine.url]
         self._set(engine, "removed")
@@ -228,7 +242,11 @@ class Router:
 
     async def stop(self) -> None:
         """End the watch."""
-        tasks = [task for task in (self._watcher, *(engine.polled for engine in self.engines)) if task is not None]
+        tasks = [
+            task
+            for task in (self._watcher, self.rejoining, *(engine.polled for engine in self.engines))
+            if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -210,6 +210,8 @@ class Sampler:
 
     async def _elsewhere(self, engine: Engine) -> bool:
         """Whether a reply that `engine` aborted unasked should go on: another is up, or this one is going away."""
+        if engine.state != "up":  # whoever drained it may have it abort, before there is another
+            return True
         others = self.router.pick(self.affinity, {engine.url: engine.epoch})
         return others is not None or not await engine.client.ready()
 

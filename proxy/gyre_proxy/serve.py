@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import httpx
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,6 +32,7 @@ from .observe.app import build_observe_app
 from .observe.service import Observer, observing
 from .observe.settings import ObserveSettings
 from .recorder import Recorder
+from .rejoin import rejoin
 from .restore import same_recording
 from .router import Engine, Router
 from .service import Proxy
@@ -51,17 +53,26 @@ _ENGINE_WAIT_S = 15.0
 
 
 async def _connect(proxy: Proxy) -> None:
-    """Take in the engines given at start, waiting a moment for one that is still starting."""
+    """Take in the engines given at start, waiting a moment for one that is still starting, and those added later."""
     deadline = asyncio.get_running_loop().time() + _ENGINE_WAIT_S
     for url in proxy.settings.engines:
+        drains = proxy.router.awaited.get(url.rstrip("/"), False)
         while True:
             try:
-                await proxy.add_engine(url)
+                await proxy.add_engine(url, drains)
                 break
             except EngineError:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(0.3)
+
+    async def add(url: str, drains: bool) -> Engine:
+        engine = await proxy.add_engine(url, drains)
+        for action in ("add", "drain") if drains else ("add",):
+            await proxy.engine_changed(action, engine.url, None)
+        return engine
+
+    await rejoin(proxy, add)
 
 
 @asynccontextmanager
@@ -94,7 +105,7 @@ async def running(
         finally:
             await proxy.drain(settings.drain_s)
     finally:
-        await http.aclose()
+        await http.close()
         await asyncio.to_thread(recorder.close)
         if not started:
             writer.discard()
@@ -106,17 +117,21 @@ def _build(
     writer: RunWriter,
     recorder: Recorder,
     run: Run,
-    http: httpx.AsyncClient,
+    http: aiohttp.ClientSession,
     events: EventLog,
     metrics: Metrics,
     make: Callable[..., Proxy],
 ) -> Proxy:
     def changed(engine: Engine, what: str) -> None:
         events.add("engine." + what, url=engine.url, state=engine.state, version=str(engine.version))
-        if what in ("added", "removed") and writer.is_owner:
-            writer.update_info(
-                {"endpoints": {**run.info.get("endpoints", {}), "engines": [e.url for e in router.engines]}}
-            )
+        if what in ("added", "removed", "draining", "up") and writer.is_owner:
+            engines = {"engines": [one.url for one in router.engines]}
+            info = {
+                "endpoints": {**run.info.get("endpoints", {}), **engines},
+                "kept_engines": router.told(settings.engines),
+            }
+            if any(run.info.get(key) != value for key, value in info.items()):
+                writer.update_info(info)
 
     if template is None:
         # A template that prints the date prints the run's first day for ever: a restart renders the same tokens.
@@ -131,6 +146,8 @@ def _build(
         probe_s=settings.probe_s,
         on_change=changed,
     )
+    if writer.is_owner:
+        router.awaited = dict(run.info.get("kept_engines") or {})
     return make(
         settings=settings, template=template, router=router, recorder=recorder, run=run, events=events, metrics=metrics
     )

@@ -379,9 +379,9 @@ class Proxy(SingleProcess):
 
     # --- engines and status -----------------------------------------------------------------------------------------
 
-    async def add_engine(self, url: str) -> Engine:
+    async def add_engine(self, url: str, drains: bool = False) -> Engine:
         """Take in an engine whose vocabulary fits the tokenizer."""
-        engine = await self.router.add(url)
+        engine = await self.router.add(url, drains)
         try:
             await check_tokenizer(self.template, engine, self.settings.tokenizer)
         except ConfigError:

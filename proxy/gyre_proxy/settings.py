@@ -53,6 +53,8 @@ class ProxySettings:
     run: Path
     engines: tuple[str, ...]
     tokenizer: Path
+    await_engines: bool = False
+    """Engines come and go through the API (a scheduler's cells): it starts without one, and calls wait for one."""
     template: Path | None = None
     parser: str = "auto"
     """Reply format of the model family; auto reads it off the chat template."""
@@ -73,7 +75,7 @@ class ProxySettings:
     grace_s: float = 60.0
     """How long a reply whose client went away goes on, for a retry to attach to."""
     replay_lost: bool = False
-    coalesce_s: float = 0.1
+    coalesce_s: float = 0.25
     """Longest wait between two looks at an engine's stream, so that tokens are taken together (see `EngineClient`)."""
     keep_alive_s: float = 55.0
     """Longest silence in a stream; clients give up at 300 s and count real events only."""
@@ -100,7 +102,7 @@ class ProxySettings:
                 f"wanted --policy ID, a name for the weights of an engine that has none, got {self.policy!r}; "
                 "leave the number out: such weights are ID:0"
             )
-        if not self.engines:
+        if not self.engines and not self.await_engines:
             raise ConfigError("wanted at least one --engine URL, got none; start one with `gyre engine`")
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
 from gyre_data.errors import ConfigError, EngineError
 
-__all__ = ["ProxyClient", "endpoint_of", "serves"]
+__all__ = ["ProxyClient", "RunningExecution", "endpoint_of", "serves"]
 
 
 def endpoint_of(run: Path) -> str | None:
@@ -79,16 +82,24 @@ class ProxyClient:
         """Create a group, or find it again by its id."""
         return str((await self._send("POST", "/api/groups", {"id": group, "task": task, "size": size}))["id"])
 
+    async def resize_group(self, group: str, size: int) -> None:
+        """Say how many executions a group is meant to have from now on; 0 gives it up."""
+        await self._send("POST", "/api/groups", {"id": group, "size": size})
+
+    async def groups(self) -> list[dict[str, Any]]:
+        """Groups that were created as such: id, task, size, attributes."""
+        return list((await self._send("GET", "/api/groups"))["groups"])
+
     async def create_execution(self, **fields: Any) -> dict[str, Any]:
         """Queue an execution; fields are task, group, sample_index, harness, attributes."""
         return dict(await self._send("POST", "/api/executions", fields))
 
     async def executions(self, group: str | None = None) -> list[dict[str, Any]]:
         """Executions known to the proxy: id, task, group, sample_index, state, end_reason, scored."""
-        query = f"?group={group}" if group else ""
+        query = f"?group={quote(group, safe='')}" if group else ""
         return list((await self._send("GET", f"/api/executions{query}"))["executions"])
 
-    async def execution(self, execution: str) -> dict[str, Any]:
+    async def show(self, execution: str) -> dict[str, Any]:
         """One execution as it stands."""
         return dict(await self._send("GET", f"/api/executions/{execution}"))
 
@@ -100,6 +111,25 @@ class ProxyClient:
     async def end(self, execution: str, reason: str) -> None:
         """Say that an execution ended, and why."""
         await self._send("POST", f"/api/executions/{execution}/end", {"reason": reason})
+
+    @asynccontextmanager
+    async def execution(self, **fields: Any) -> AsyncIterator[RunningExecution]:
+        """Run an execution of one's own inside the block: created before it, ended after it.
+
+        `fields` are those of `create_execution`. It ends as finished, or as crashed when the block raises an error of
+        the harness; a block that is cancelled ends it as cancelled. Score it inside or after the block.
+        """
+        made = await self.create_execution(**{**fields, "queue": False})
+        running = RunningExecution(client=self, id=made["id"], base_url=made["base_url"], key=made["key"])
+        reason = "crashed"
+        try:
+            yield running
+            reason = "finished"
+        except asyncio.CancelledError:
+            reason = "cancelled"
+            raise
+        finally:
+            await asyncio.shield(self.end(running.id, reason))
 
     async def environment(self, execution: str, kind: str, digest: str, location: str) -> str:
         """Record a state of the workspace; returns its id, which later calls of the execution carry."""
@@ -114,3 +144,23 @@ class ProxyClient:
         """Events from sequence number `start` on, and the number to ask for next."""
         answer = await self._send("GET", f"/api/events?from={start}")
         return list(answer["events"]), int(answer["next"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningExecution:
+    """What an own harness needs of its execution, and where its states and scores go."""
+
+    client: ProxyClient
+    id: str
+    base_url: str
+    """Of Anthropic clients; those of OpenAI add /v1."""
+    key: str
+
+    async def environment(self, kind: str, digest: str, location: str) -> str:
+        """Record a state of its environment; later calls carry its id, which is returned."""
+        return await self.client.environment(self.id, kind, digest, location)
+
+    async def score(self, value: float | None, *, evaluator: str, **fields: Any) -> str:
+        """Append a verdict; None says that the evaluator failed. Returns its id."""
+        status = "scored" if value is not None else "failed"
+        return await self.client.score(self.id, evaluator=evaluator, **{"status": status, "value": value, **fields})

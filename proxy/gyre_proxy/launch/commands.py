@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,14 +20,19 @@ from gyre_data.child import free_port, gyre_child
 from gyre_data.errors import ConfigError
 
 from .client import ProxyClient, endpoint_of, serves
+from .harbor import load_harbor
 from .page import can_open, live_page
 from .record import Recorded, client_words, fresh_run, tell, user_upstreams
 from .record import record as record_client
-from .show import Board
+from .show import Board, described
+from .split import split_command
 from .supervisor import RunResult, Supervisor
-from .tasks import Task, load_tasks, split_command
+from .tasks import Task, load_tasks
 
 __all__ = ["record", "run"]
+
+_PATIENCE_S = 60.0
+"""How long a launcher that serves waits for its proxy before it gives up."""
 
 RunOption = Annotated[Path, typer.Option("--run", help="Run folder; its run.json names the proxy.")]
 EngineOption = Annotated[list[str] | None, typer.Option("--engine", help="Engine URL; starts a proxy for this run.")]
@@ -41,15 +48,21 @@ def proxy_for(
     tokenizer: Path | None,
     key: str | None = None,
     upstreams: Mapping[str, str] | None = None,
+    patience_s: float = 0.0,
 ) -> Iterator[str]:
     """Give the address of the run's proxy: the one that is up, else one started for the block.
 
+    One that the run names and that is down is waited for `patience_s` seconds: it may be on its way back.
     Without engines it observes hosted APIs, when `upstreams` says which (an empty mapping takes the usual ones).
     """
-    found = endpoint_of(run)
-    if found and serves(found, run, key):
-        yield found
-        return
+    deadline = time.monotonic() + patience_s
+    while (found := endpoint_of(run)) is not None:
+        if serves(found, run, key):
+            yield found
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
     observe = upstreams is not None and not engines
     if not observe and (not engines or tokenizer is None):
         raise ConfigError(
@@ -84,37 +97,71 @@ def proxy_for(
 
 
 def run(
-    tasks: Annotated[Path, typer.Option("-p", "--tasks", help="tasks.toml, or the folder that holds it.")],
+    tasks: Annotated[Path, typer.Option("-p", "--tasks", help="tasks.toml or .jsonl, or a folder of Harbor tasks.")],
     run: RunOption = Path("runs/default"),
     harness: Annotated[str | None, typer.Option("-a", "--harness", help="Harness command for every task.")] = None,
+    worker: Annotated[
+        str | None, typer.Option("--worker", help="Long-lived harness for every task: started once, fed by lines.")
+    ] = None,
     attempts: Annotated[int, typer.Option("-k", "--attempts", min=1, help="Executions of each task.")] = 1,
-    concurrency: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Executions at once.")] = 4,
+    concurrency: Annotated[int, typer.Option("-j", "--jobs", min=1, help="Harnesses at once.")] = 4,
+    judges: Annotated[int | None, typer.Option(min=1, help="Evaluators at once (default: as -j).")] = None,
+    replace: Annotated[
+        int, typer.Option(min=0, help="Members of a group replaced after a fault; then the group shrinks.")
+    ] = 3,
     states_every: Annotated[int, typer.Option(min=0, help="Capture the workspace every N calls; 0 = ends only.")] = 0,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Run what others queue for these tasks, until stopped.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the tasks as they are understood; run none.")
+    ] = False,
     engine: EngineOption = None,
     tokenizer: TokenizerOption = None,
     key: KeyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
 ) -> None:
     """Run a harness on tasks, several executions each. The same command goes on where it was stopped."""
-    loaded = load_tasks(tasks)
-    command = split_command(harness, "--harness") if harness else None
+    loaded = load_harbor(tasks) if tasks.is_dir() and not (tasks / "tasks.toml").exists() else ()
+    loaded = loaded or load_tasks(tasks)
+    if harness and worker:
+        raise ConfigError("wanted --harness or --worker, got both; the one that runs the executions is enough")
+    words = harness or worker
+    command = split_command(words, "--worker" if worker else "--harness") if words else None
+    if dry_run:
+        sys.stdout.write(described(loaded, as_json))
+        return
+    total = None if serve else attempts * len(loaded)
+    patience_s = _PATIENCE_S if serve else 0.0
     with (
-        proxy_for(run, engine, tokenizer, key) as endpoint,
-        Board(quiet=as_json, total=attempts * len(loaded)) as board,
+        proxy_for(run, engine, tokenizer, key, patience_s=patience_s) as endpoint,
+        Board(quiet=as_json, total=total) as board,
     ):
-        options = {"attempts": attempts, "concurrency": concurrency, "states_every": states_every}
+        options = {
+            "worker": worker is not None, "attempts": attempts, "concurrency": concurrency, "judges": judges,
+            "states_every": states_every, "replacements": replace, "serve": serve,
+        }  # fmt: skip
+        board.about(f"proxy {endpoint.removeprefix('http://')}  {len(loaded)} tasks x {attempts}", concurrency)
         try:
             result = asyncio.run(_run(endpoint, key, run, loaded, command, options, board))
         except KeyboardInterrupt:
             sys.stderr.write("stopped; nothing acknowledged is lost: the same command goes on\n")
             raise
+    _tell_result(result, run, as_json)
+
+
+def _tell_result(result: RunResult, run: Path, as_json: bool) -> None:
     ended, verdicts = dict(result.ended), dict(result.verdicts)
     if as_json:
-        sys.stdout.write(json.dumps({"ended": ended, "verdicts": verdicts}) + "\n")
+        found = {"ended": ended, "verdicts": verdicts, "shrunk": list(result.shrunk)}
+        sys.stdout.write(json.dumps(found) + "\n")
     else:
         counted = (
             ", ".join(f"{count} {name}" for name, count in {**ended, **verdicts}.items()) or "nothing was left to do"
         )
+        for group in result.shrunk:
+            told = f"{group}: members fell out more often than --replace allows; the group is smaller now"
+            typer.secho(told, fg=typer.colors.RED, err=True)
         sys.stderr.write(f"{counted}   next: gyre tree {run} | gyre stats {run}\n")
     if ended and set(ended) == {"infra_fault"}:
         raise typer.Exit(1)
@@ -126,11 +173,21 @@ async def _run(
     run: Path,
     tasks: Sequence[Task],
     command: tuple[str, ...] | None,
-    options: Mapping[str, int],
+    options: Mapping[str, Any],
     board: Board,
 ) -> RunResult:
+    """Run until all is done; SIGTERM stops it as Ctrl-C does, one that serves with what it has done."""
+    working = asyncio.current_task()
+    assert working is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
     async with ProxyClient(endpoint, key) as client:
-        return await Supervisor(client, run, tasks, harness=command, on_change=board.update, **options).run()
+        supervisor = Supervisor(client, run, tasks, harness=command, on_change=board.update, **options)
+        try:
+            return await supervisor.run()
+        except asyncio.CancelledError:
+            if not options["serve"]:
+                raise KeyboardInterrupt from None
+            return supervisor.result()
 
 
 def record(

@@ -129,7 +129,7 @@ async def record(
     env = {**os.environ, **told} if observing else environment(base_url, made["key"], None, told)
     code, reason = await _run(client, launch, env, execution_id, say)
     await client.end(execution_id, reason)
-    events, calls = await _events(client, execution_id), (await client.execution(execution_id))["calls"]
+    events, calls = await _events(client, execution_id), (await client.show(execution_id))["calls"]
     remarks = _remarks(words[0], events, calls, observing)
     if unwritten := (await client.status()).get("unwritten"):
         remarks += (

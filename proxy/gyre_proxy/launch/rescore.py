@@ -21,7 +21,8 @@ from gyre_data.scores import make_score
 from gyre_data.store import Run, open
 from gyre_proxy.launch.evaluate import Verdict, evaluate
 from gyre_proxy.launch.harness import environment
-from gyre_proxy.launch.tasks import PLACEHOLDERS, fill, program_name, split_command
+from gyre_proxy.launch.split import split_command
+from gyre_proxy.launch.tasks import PLACEHOLDERS, fill, program_name
 from gyre_proxy.launch.workspace import Workspace, capture
 
 __all__ = ["Rescored", "rescore"]
@@ -67,10 +68,22 @@ def rescore(
             skipped["no_workspace"] += 1
         else:
             judged.append(info)
+    _refuse_lost_files(words, [_space(opened, info).work for info in judged])
     name = evaluator or program_name(words)
     failed: dict[str, str] = {}
     asyncio.run(_judge_all(opened, judged, words, name, timeout_s, jobs, failed))
     return Rescored(evaluator=name, scored=len(judged) - len(failed), failed=failed, skipped=dict(skipped))
+
+
+def _refuse_lost_files(words: tuple[str, ...], workspaces: list[Path]) -> None:
+    """ConfigError for a file of the caller's folder: an evaluator works in a copy of the workspace and finds it not."""
+    for word in words:
+        path = Path(word)
+        if not path.is_absolute() and path.is_file() and not any((work / path).exists() for work in workspaces):
+            raise ConfigError(
+                f"--rescore: wanted paths from the workspace or full ones, got {word}, which no workspace holds; "
+                f"write {path.resolve()}"
+            )
 
 
 def _space(run: Run, info: ExecutionInfo) -> Workspace:

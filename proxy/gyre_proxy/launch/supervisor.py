@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
-import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +19,22 @@ from typing import Any
 
 from gyre_data.errors import ConfigError
 
+from .attempt import Attempt
 from .client import ProxyClient
-from .evaluate import Verdict, evaluate
-from .harness import environment, kill_leftover, run_harness
-from .tasks import Task, fill, program_name
-from .workspace import Workspace, capture
+from .groups import LOST, Groups
+from .harness import kill_leftover
+from .tasks import Task, program_name
+from .worker import WorkerPool
+from .workspace import Workspace
 
 __all__ = ["RunResult", "Supervisor", "Watched"]
 
-# These say nothing about the policy: they are never trained and another execution takes their place.
-_REPLACED = ("infra_fault", "cancelled")
-_MAX_REPLACEMENTS = 3
+_CLAIM_S = 0.5
+"""How often the queue is looked at while nothing happens here."""
+_UNKNOWN_S = 30.0
+"""How often a launcher that serves looks for executions that are claimed and run by nobody."""
+_REMEMBERED = 200
+"""Executions that are done and still shown by a launcher that serves."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -42,11 +45,14 @@ class Watched:
     task: str
     state: str = "queued"
     num_calls: int = 0
+    in_flight: int = 0
+    """Calls that wait for an engine."""
     prompt_tokens: int | None = None
     doing: str = "-"
     error: str | None = None
     """Why the harness could not be started."""
     last_event: float = field(default_factory=time.monotonic)
+    end_reason: str | None = None
     score: float | None = None
     unscored: str = ""
     """Why the evaluator gave no score."""
@@ -54,16 +60,20 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """How a run went: counts by end reason and by verdict status."""
+    """How a run went: counts by end reason and by verdict status, and groups that were made smaller."""
 
     ended: Mapping[str, int]
     verdicts: Mapping[str, int]
+    shrunk: tuple[str, ...] = ()
 
 
 class Supervisor:
-    """Runs `attempts` executions of each task, at most `concurrency` at once.
+    """Runs `attempts` executions of each task, at most `concurrency` harnesses and `judges` evaluators at once.
 
-    `states_every` captures the workspace each time an execution has made that many more calls (0 = only at the ends).
+    With `serve` it creates none itself: it runs what others queue for its tasks until it is cancelled. `states_every`
+    captures the workspace each time an execution has made that many more calls (0 = only at the ends). A member that
+    fell out of its group is replaced, `replacements` times a group; then the group is made smaller. `worker` says that
+    `harness` is a long-lived one (worker.py).
     """
 
     def __init__(
@@ -73,76 +83,136 @@ class Supervisor:
         tasks: Sequence[Task],
         *,
         harness: tuple[str, ...] | None = None,
+        worker: bool = False,
         attempts: int = 1,
         concurrency: int = 4,
+        judges: int | None = None,
         states_every: int = 0,
+        replacements: int = 3,
+        serve: bool = False,
         on_change: Callable[[Mapping[str, Watched]], None] = lambda _: None,
     ) -> None:
         # Absolute: harnesses and evaluators are told paths below it and work in folders of their own.
-        self.client, self.run_folder, self.harness = client, run.resolve(), harness
+        self.client, self.run_folder, self.harness, self.worker = client, run.resolve(), harness, worker
         self.tasks = {task.id: task for task in tasks}
-        self.attempts, self.concurrency, self.states_every = attempts, concurrency, states_every
+        self.attempts, self.concurrency, self.states_every, self.serve = attempts, concurrency, states_every, serve
         self.watched: dict[str, Watched] = {}
         self.on_change = on_change
+        self.groups = Groups(client, self._described, replacements)
+        self._sizes: dict[str, int] = {}
+        self._judges = asyncio.Semaphore(judges or concurrency)
+        self._pool = WorkerPool(self.run_folder / "workers")
+        self._attempts: dict[str, Attempt] = {}
+        self._active = 0
+        self._looked_at = time.monotonic()
+        self._freed = asyncio.Event()
         self._ended: Counter[str] = Counter()
         self._verdicts: Counter[str] = Counter()
+        self._shrunk: list[str] = []
         for task in tasks:
-            if harness is None and task.command is None:
+            if harness is None and task.command is None and task.worker is None:
                 raise ConfigError(f"task {task.id} has no command; give one in the file or with -a")
+            if task.container is not None and self._command(task)[1]:
+                raise ConfigError(
+                    f"task {task.id}: a worker runs many executions and a container belongs to one; use a command"
+                )
 
     async def run(self) -> RunResult:
         """Run everything that is still to be run. A cancellation stops the harnesses and records them as cancelled."""
         with _only_one(self.run_folder):
-            await self._take_over()
+            late = await self._take_over()
             watcher = asyncio.create_task(self._watch())
             try:
-                await self._work()
+                await self._work(late)
             finally:
                 watcher.cancel()
-        return RunResult(ended=dict(self._ended), verdicts=dict(self._verdicts))
+                await self._pool.close()
+        return self.result()
 
-    async def _take_over(self) -> None:
-        """Put the queue in order: end what a dead launcher left, judge what was not judged, queue what is missing."""
-        for task in self.tasks.values():
-            group = await self.client.create_group(task.id, self.attempts, f"g-{task.id}")
+    def result(self) -> RunResult:
+        """What was done so far."""
+        return RunResult(ended=dict(self._ended), verdicts=dict(self._verdicts), shrunk=tuple(self._shrunk))
+
+    def _command(self, task: Task) -> tuple[tuple[str, ...], bool]:
+        """What runs the harness, and whether it is a worker."""
+        if self.harness is not None:
+            return self.harness, self.worker
+        return task.command or task.worker or (), task.command is None
+
+    def _described(self, name: str) -> dict[str, Any]:
+        task = self.tasks[name]
+        command, _ = self._command(task)
+        launcher = {"command": list(command), "timeout_s": task.timeout_s, "evaluator": task.evaluator}
+        return {"harness": program_name(command), "launcher": launcher}
+
+    # --- what is there when it starts ---------------------------------------------------------------------------------
+
+    async def _take_over(self) -> list[Coroutine[Any, Any, None]]:
+        """Put the queue in order: end what a dead launcher left, queue what is missing; return what is to be judged."""
+        late: list[Coroutine[Any, Any, None]] = []
+        for group, task in (await self._own_groups()).items():
             for known in await self.client.executions(group):
                 if known["state"] == "claimed":
                     kill_leftover(self._space(known["id"]))
                     await self.client.end(known["id"], "infra_fault")
-                elif known["state"] == "ended" and known["end_reason"] not in _REPLACED and not known["scored"]:
-                    await self._judge(known, task, known["end_reason"])
-            await self._fill_group(task, group)
+                elif known["state"] == "ended" and known["end_reason"] not in LOST and not known["scored"]:
+                    late += [self._judge_late(known, task)] if task.evaluator is not None else []
+            await self.groups.fill(group, task.id, self._sizes[group])
+        return late
 
-    async def _fill_group(self, task: Task, group: str) -> None:
-        known = await self.client.executions(group)
-        good = sum(e["state"] != "ended" or e["end_reason"] not in _REPLACED for e in known)
-        following = max((e["sample_index"] for e in known), default=-1) + 1
-        command = self.harness or task.command or ()
-        for index in range(following, following + self.attempts - good):
-            await self.client.create_execution(
-                task=task.id,
-                group=group,
-                sample_index=index,
-                harness=program_name(command),
-                launcher={"command": list(command), "timeout_s": task.timeout_s, "evaluator": task.evaluator},
-            )
+    async def _own_groups(self) -> dict[str, Task]:
+        """Groups that this launcher keeps whole; their sizes are known from then on."""
+        if not self.serve:
+            found = {f"g-{task.id}": task for task in self.tasks.values()}
+            for group, task in found.items():
+                self._sizes[group] = self.attempts
+                await self.client.create_group(task.id, self.attempts, group)
+            return found
+        found = {}
+        for known in await self.client.groups():
+            if known["task"] in self.tasks and known["size"] is not None:
+                self._sizes[known["id"]] = known["size"]
+                found[known["id"]] = self.tasks[known["task"]]
+        return found
 
-    async def _work(self) -> None:
-        running: set[asyncio.Task[None]] = set()
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    async def _work(self, late: Sequence[Coroutine[Any, Any, None]]) -> None:
+        running = {asyncio.create_task(one) for one in late}
         try:
             while True:
-                free = self.concurrency - len(running)
+                self._freed.clear()
+                free = self.concurrency - self._active
                 claimed = await self.client.claim(free, list(self.tasks)) if free > 0 else []
+                self._active += len(claimed)
                 running |= {asyncio.create_task(self._execute(one)) for one in claimed}
-                if not running:
+                if self.serve and time.monotonic() > self._looked_at + _UNKNOWN_S:
+                    await self._own_groups()
+                    await self._lose_unknown()
+                if not running and not self.serve and not await self._lose_unknown():
                     return
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                woken = asyncio.create_task(self._freed.wait())
+                limit = _CLAIM_S if self.serve or not running else None
+                done, _ = await asyncio.wait({*running, woken}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+                for task in done & running:
                     task.result()
+                running -= done
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _lose_unknown(self) -> bool:
+        """End executions whose claim was never answered, because the proxy died; return whether there were any."""
+        found, self._looked_at = False, time.monotonic()
+        for group, size in list(self._sizes.items()):
+            for known in await self.client.executions(group):
+                if known["state"] == "claimed" and known["id"] not in (self.watched.keys() | self._attempts.keys()):
+                    await self.client.end(known["id"], "infra_fault")
+                    await self.groups.replace(group, known["task"], size)
+                    found = True
+        return found
 
     async def _execute(self, claimed: Mapping[str, Any]) -> None:
         task = self.tasks.get(claimed["task"])
@@ -151,76 +221,67 @@ class Supervisor:
         # By a clock that nobody sets: the claim, which began the execution, has only just come.
         deadline = time.monotonic() + task.overall_timeout_s
         watched = self.watched[claimed["id"]] = Watched(id=claimed["id"], task=task.id, state="running")
+        attempt = self._attempts[claimed["id"]] = Attempt(self.client, self._space(claimed["id"]), claimed, task)
         reason = "infra_fault"
         try:
-            reason = await self._harness(claimed, task, deadline)
+            command, is_worker = self._command(task)
+            reason = await attempt.run(command, self._pool, deadline, is_worker=is_worker)
         except asyncio.CancelledError:
             reason = "cancelled"
             raise
         except (OSError, ValueError) as error:
             watched.error = f"could not start: {error}"
         finally:
-            watched.state = "ending"
+            watched.state, watched.end_reason = "ending", reason
             await asyncio.shield(self.client.end(claimed["id"], reason))
             self._ended[reason] += 1
-        if reason not in _REPLACED:
-            await self._judge(claimed, task, reason)
-        elif self._ended[reason] <= _MAX_REPLACEMENTS:
-            await self._fill_group(task, claimed["group"])
+            self._active -= 1
+            self._freed.set()
+            if reason in LOST:
+                await asyncio.shield(attempt.close())
+        if reason in LOST:
+            await self._replace(claimed)
+        else:
+            await self._judge(attempt, reason)
+        self._attempts.pop(claimed["id"], None)
+        self._done(watched)
+
+    def _done(self, watched: Watched) -> None:
         watched.state = "done"
         self.on_change(self.watched)
+        if self.serve:  # for days, maybe: what is done is forgotten in time
+            for old in [one.id for one in self.watched.values() if one.state == "done"][:-_REMEMBERED]:
+                del self.watched[old]
 
-    async def _harness(self, claimed: Mapping[str, Any], task: Task, deadline: float) -> str:
-        space = self._space(claimed["id"])
-        await asyncio.to_thread(Workspace.create, space.root, task.workspace)
-        await self._capture(claimed["id"], space)
-        base_url = claimed["base_url"]
-        values = {"base_url": base_url, "prompt": task.prompt, "workspace": str(space.work)}
-        values |= {"sample_index": str(claimed["sample_index"]), "tasks": str(task.folder)}
-        command = fill(self.harness or task.command or (), values)
-        env = environment(base_url, claimed["key"], space.home, self._told(claimed))
-        left = deadline - time.monotonic()
-        outcome = await run_harness(command, space, env, max(0.0, min(task.timeout_s, left)))
-        await self._capture(claimed["id"], space)
-        if outcome == "timeout":
-            return "harness_timeout" if task.timeout_s <= left else "overall_timeout"
-        return outcome
-
-    async def _judge(self, claimed: Mapping[str, Any], task: Task, reason: str) -> None:
-        if task.evaluator is None:
+    async def _replace(self, claimed: Mapping[str, Any]) -> None:
+        group = claimed["group"]
+        if group is None:
             return
-        space = self._space(claimed["id"])
-        if claimed["id"] in self.watched:
-            self.watched[claimed["id"]].state = "evaluating"
-        state_id = await self._capture(claimed["id"], space)
-        values = {"prompt": task.prompt, "workspace": str(space.work), "tasks": str(task.folder)}
-        values["sample_index"] = str(claimed["sample_index"])
-        env = environment("", "", None, self._told(claimed))
-        verdict: Verdict = await evaluate(
-            fill(task.evaluator, values),
-            space.work,
-            reason,
-            space.root / "score.json",
-            timeout_s=task.evaluator_timeout_s,
-            env=env,
-        )
-        name = program_name(task.evaluator)
-        fields = {
-            "status": verdict.status,
-            "value": verdict.value,
-            "partial": verdict.partial,
-            "detail": verdict.detail,
-        }
-        config = hashlib.sha256(json.dumps(list(task.evaluator)).encode()).hexdigest()[:32]
-        await self.client.score(claimed["id"], evaluator=name, config_digest=config, state_id=state_id, **fields)
-        self._verdicts[verdict.status] += 1
-        if claimed["id"] in self.watched:
-            self.watched[claimed["id"]].score = verdict.value
-            self.watched[claimed["id"]].unscored = str(verdict.detail) if verdict.status == "failed" else ""
+        if group not in self._sizes:
+            await self._own_groups()
+        size = self._sizes.get(group)
+        if size is not None and not await self.groups.replace(group, claimed["task"], size):
+            self._shrunk.append(group)
 
-    async def _capture(self, execution: str, space: Workspace) -> str:
-        state = await asyncio.to_thread(capture, space.work)
-        return await self.client.environment(execution, state.kind, state.digest, str(space.work))
+    async def _judge_late(self, known: Mapping[str, Any], task: Task) -> None:
+        watched = self.watched[known["id"]] = Watched(id=known["id"], task=task.id, num_calls=known["calls"])
+        watched.end_reason = known["end_reason"]
+        await self._judge(Attempt(self.client, self._space(known["id"]), known, task), known["end_reason"])
+        self._done(watched)
+
+    async def _judge(self, attempt: Attempt, reason: str) -> None:
+        watched = self.watched[attempt.id]
+        watched.state, watched.last_event = "to judge", time.monotonic()
+        try:
+            async with self._judges:
+                watched.state, watched.last_event = "evaluating", time.monotonic()
+                verdict = await attempt.judge(reason)
+        finally:
+            await asyncio.shield(attempt.close())
+        if verdict is not None:
+            self._verdicts[verdict.status] += 1
+            watched.score = verdict.value
+            watched.unscored = str(verdict.detail) if verdict.status == "failed" else ""
 
     async def _watch(self) -> None:
         """Follow the proxy's events: what is shown, and states captured every n calls."""
@@ -229,27 +290,24 @@ class Supervisor:
             events, position = await self.client.events(position)
             for event in events:
                 seen = self.watched.get(event.get("execution_id", ""))
-                if seen is None or event["type"] != "call":
+                if seen is None or event["type"] not in ("call", "call.started"):
+                    continue
+                seen.last_event = time.monotonic()
+                if event["type"] == "call.started":
+                    seen.in_flight += 1
                     continue
                 seen.num_calls += 1
+                seen.in_flight = max(0, seen.in_flight - 1)
                 seen.prompt_tokens = event.get("prompt_tokens")
                 seen.doing = event.get("agent_id") or event.get("agent_role") or "-"
-                seen.last_event = time.monotonic()
-                if self.states_every and seen.num_calls % self.states_every == 0:
+                if self.states_every and seen.num_calls % self.states_every == 0 and seen.id in self._attempts:
                     with suppress(ConfigError):  # it is one state less; the executions go on
-                        await self._capture(seen.id, self._space(seen.id))
+                        await self._attempts[seen.id].capture()
             self.on_change(self.watched)
             await asyncio.sleep(0.25)
 
     def _space(self, execution: str) -> Workspace:
         return Workspace(root=self.run_folder / "workspaces" / execution)
-
-    def _told(self, claimed: Mapping[str, Any]) -> dict[str, str]:
-        return {
-            "GYRE_EXECUTION": str(claimed["id"]),
-            "GYRE_TASK": str(claimed["task"]),
-            "GYRE_SAMPLE_INDEX": str(claimed["sample_index"]),
-        }
 
 
 @contextmanager

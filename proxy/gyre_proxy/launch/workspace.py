@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -11,9 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["State", "Workspace", "capture"]
+__all__ = ["GitSource", "State", "Workspace", "capture"]
 
 _GIT_TIMEOUT_S = 120
+_FETCH_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GitSource:
+    """A commit of a repository; `ref` is a commit, tag or branch, `repository` a URL or a path."""
+
+    repository: str
+    ref: str = "HEAD"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,21 +51,77 @@ class Workspace:
         return self.root / "home"
 
     @property
+    def workers(self) -> Path:
+        """Working folder of the run's long-lived workers, with their logs."""
+        return self.root.parent.parent / "workers"
+
+    @property
+    def cache(self) -> Path:
+        """Where the run keeps copies of repositories."""
+        return self.root.parent.parent / "cache"
+
+    @property
     def pid_file(self) -> Path:
         """Process group of the running harness, for a launcher that comes back after a crash."""
         return self.root / "pid"
 
+    @property
+    def up_file(self) -> Path:
+        """There while a container is up: the words that remove it, one a line, for whoever comes after a crash."""
+        return self.root / "container"
+
     @classmethod
-    def create(cls, root: Path, source: Path | None) -> Workspace:
-        """Make the folders of a new execution; `source` is copied, links kept as links."""
+    def create(cls, root: Path, source: Path | GitSource | None) -> Workspace:
+        """Make the folders of a new execution; a folder is copied, links kept as links, a commit is checked out.
+
+        A repository is fetched once for a run. Raises OSError with git's words when there is no such one or no such
+        commit.
+        """
         space = cls(root=root)
         root.mkdir(parents=True)
         space.home.mkdir()
         if source is None:
             space.work.mkdir()
+        elif isinstance(source, GitSource):
+            _check_out(source, space.work, space.cache)
         else:
             shutil.copytree(source, space.work, symlinks=True)
         return space
+
+
+def _check_out(source: GitSource, folder: Path, cache: Path) -> None:
+    """Put one commit into `folder` as a repository of its own: its objects are linked, later commits are not there."""
+    kept = cache / f"git-{hashlib.sha256(source.repository.encode()).hexdigest()[:16]}"
+    kept.mkdir(parents=True, exist_ok=True)
+    with (kept / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        bare = kept / "bare"
+        if not (bare / "HEAD").exists():
+            shutil.rmtree(kept / "partial", ignore_errors=True)  # of a launcher that was killed
+            _git(["clone", "--quiet", "--bare", "--", source.repository, str(kept / "partial")], cache)
+            (kept / "partial").rename(bare)
+        try:
+            commit = _git(["rev-parse", "--verify", "--quiet", f"{source.ref}^{{commit}}"], bare)
+        except OSError:  # newer than the copy, or a commit that no branch holds
+            _git(["fetch", "--quiet", "origin", source.ref], bare)
+            commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], bare)
+        _git(["init", "--quiet", str(folder)], cache)
+        # Only this commit and what is before it: the answer to an issue may lie in a later one.
+        _git(["fetch", "--quiet", str(bare), f"{commit}:refs/heads/gyre"], folder)
+    _git(["checkout", "--quiet", "gyre"], folder)
+
+
+def _git(words: list[str], folder: Path) -> str:
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"git {words[0]} took over {_FETCH_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise OSError(f"git {words[0]}: {done.stderr.strip()[-300:] or f'exit status {done.returncode}'}")
+    return done.stdout.strip()
 
 
 def capture(folder: Path) -> State:

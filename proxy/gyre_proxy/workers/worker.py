@@ -18,11 +18,11 @@ from typing import Any
 
 import uvicorn
 
-from gyre_data.errors import ConfigError, EngineError
 from gyre_data.store import RunWriter
 from gyre_proxy.app import build_app
 from gyre_proxy.events import EventLog
 from gyre_proxy.executions import Execution
+from gyre_proxy.rejoin import rejoin
 from gyre_proxy.serve import run_loop, running, server_config
 from gyre_proxy.service import Proxy
 from gyre_proxy.settings import ProxySettings
@@ -34,7 +34,6 @@ from .placed import Mover, PlacedProtocol, execution_of, receive
 __all__ = ["StartWith", "main"]
 
 _SUPERVISOR_GONE = 3
-_ENGINE_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +177,7 @@ class _Worker:
         settings, events = told.settings, _RemoteEvents(self._link)
         writer = RunWriter(settings.run, f"w{told.number}", create=False, lock=False)
         make = partial(_WorkerProxy, self._link)
-        connect = partial(_connect, engines=told.engines)
+        connect = partial(_connect, engines=dict(told.engines))
         async with running(settings, writer=writer, events=events, make=make, connect=connect) as proxy:
             assert isinstance(proxy, _WorkerProxy)
             self._proxy = proxy
@@ -194,28 +193,10 @@ class _Worker:
             await serving
 
 
-async def _connect(proxy: Proxy, engines: tuple[tuple[str, bool], ...]) -> None:
+async def _connect(proxy: Proxy, engines: dict[str, bool]) -> None:
     """Take in the engines; one that is down now comes in when it is back."""
-    late = [engine for engine in engines if not await _added(proxy, *engine)]
-    if late:
-        asyncio.get_running_loop().create_task(_add_late(proxy, late))
-
-
-async def _added(proxy: Proxy, url: str, drains: bool) -> bool:
-    try:
-        await proxy.router.add(url)
-    except (EngineError, ConfigError):
-        return False
-    if drains:
-        proxy.router.drain(url)
-    return True
-
-
-async def _add_late(proxy: Proxy, engines: list[tuple[str, bool]]) -> None:
-    while engines and not proxy.draining:
-        await asyncio.sleep(_ENGINE_PAUSE_S)
-        known = {engine.url for engine in proxy.router.engines}
-        engines = [one for one in engines if one[0] not in known and not await _added(proxy, *one)]
+    proxy.router.awaited = engines
+    await rejoin(proxy, proxy.router.add)
 
 
 def main(sock: socket.socket) -> None:
