@@ -27,8 +27,9 @@ from gyre_train.megatron.gradients import SimpleDataParallel, finish_gradients, 
 from gyre_train.megatron.model import build_model
 from gyre_train.megatron.parallel import groups
 from gyre_train.megatron.schedule import train_packs
-from gyre_train.pack import TreeInput
+from gyre_train.memory import keep_memory
 from gyre_train.plan import Plan, Sharing, plan
+from gyre_train.tree_input import TreeInput
 
 __all__ = ["HEAD_DIM", "Bench", "Width", "clock", "in_own_process", "opened", "peak_mib", "seconds", "whole_budget"]
 
@@ -128,6 +129,7 @@ def opened(width: Width, device: str) -> Iterator[Bench]:
     """A model with random weights, the same ones each time; one thread on a CPU, whose time is then a core's."""
     if device == "cpu":
         torch.set_num_threads(1)
+        keep_memory()
     with groups(device=device):
         torch.manual_seed(0)
         hf = width.config()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gyre_train.pack import TrajectoryInput, TreeInput
+from gyre_train.tree_input import TrajectoryInput, TreeInput
 
 __all__ = ["NODES", "OCCURRENCES", "capped", "published_shape", "thinking_forks", "trunk_and_branches", "unshared"]
 

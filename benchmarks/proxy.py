@@ -176,7 +176,7 @@ def proxy_process(run: Path, model: Path, engine: str, workers: int) -> Iterator
 
 
 async def measure_processes(folder: Path, model: Path, load: Load, clients: int, rounds: int) -> dict[str, float]:
-    """The same calls through one and through two serving processes.
+    """Calls through one and through two serving processes, `clients` at once for each process.
 
     A process is at most one core busy, so the busiest one's CPU per call bounds the calls per second that the proxy
     can do with cores enough; the supervisor's share counts. Wall-clock figures are given beside it: on two cores,
@@ -186,11 +186,12 @@ async def measure_processes(folder: Path, model: Path, load: Load, clients: int,
     busiest: dict[int, float] = {}
     for workers in (1, 2):
         with proxy_process(folder / f"workers{workers}", model, load.fast, workers) as (url, processes):
-            await load.run(url, "/x/c{i}/v1/messages", _asked(4), clients)
+            together = clients * workers
+            await load.run(url, "/x/c{i}/v1/messages", _asked(4), together)
             before = [_seconds(one) for one in processes]
-            seen = await load.run(url, "/x/c{i}/v1/messages", _asked(64), clients, rounds)
+            seen = await load.run(url, "/x/c{i}/v1/messages", _asked(64), together, rounds)
             spent = [_seconds(one) - was for one, was in zip(processes, before, strict=True)]
-        calls = clients * rounds
+        calls = together * rounds
         busiest[workers] = max(spent) / calls
         figures[f"call_cpu_ms_{workers}"] = 1e3 * sum(spent) / calls
         figures[f"busiest_call_cpu_ms_{workers}"] = 1e3 * busiest[workers]

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from gyre_train.attn.api import tree_attention
 from gyre_train.attn.reference import dense_mask
-from gyre_train.pack import Pack, TreeInput
+from gyre_train.pack import Pack
 from gyre_train.plan import Sharing, flops, least_tokens, plan
+from gyre_train.tree_input import TreeInput
 
-PAIRS, FEW = 9, 5
+PAIRS, FEW, LEAST = 9, 5, 3
 PUBLISHED_CUT = 0.252
 """Forward and backward time that J_max = 5 saved in the published system: 25.2 %."""
 SHARED = ("trunk", "published", "thinking")
@@ -86,7 +87,7 @@ def in_turn(
     return took
 
 
-def steps(bench: Bench, trees: Sequence[TreeInput]) -> dict[str, float]:
+def steps(bench: Bench, trees: Sequence[TreeInput], pairs: int) -> dict[str, float]:
     """One case: a step on packed trees and one on rows, in packs of the same size."""
     budget = whole_budget(trees)
     seen = {}
@@ -95,15 +96,15 @@ def steps(bench: Bench, trees: Sequence[TreeInput]) -> dict[str, float]:
         seen[side] = loss, made, bench.gradients()
     (tree_loss, tree, tree_gradients), (rows_loss, rows, rows_gradients) = seen[Sharing.TREE], seen[Sharing.ROWS]
     tree_s, rows_s = in_turn(
-        PAIRS,
+        pairs,
         lambda: bench.step(trees, Sharing.TREE, budget),
         lambda: bench.step(trees, Sharing.ROWS, budget),
         bench.device,
     )
-    pairs = [slow / fast for slow, fast in zip(rows_s, tree_s, strict=True)]
-    speedup = statistics.median(pairs)
+    ratios = [slow / fast for slow, fast in zip(rows_s, tree_s, strict=True)]
+    speedup = statistics.median(ratios)
     saved = flops(rows, bench.shape) / flops(tree, bench.shape)
-    quartiles = statistics.quantiles(pairs, n=4)
+    quartiles = statistics.quantiles(ratios, n=4)
     return {
         "tree_tokens": tree.num_packed_tokens,
         "rows_tokens": rows.num_packed_tokens,
@@ -131,11 +132,11 @@ def step_peak(size: Size, device: str, case: str, side: Sharing, together: bool)
         return peak_mib(lambda: bench.step(trees, side, whole_budget(trees) if together else longest), device)
 
 
-def cap(bench: Bench, tree: TreeInput) -> dict[str, float]:
+def cap(bench: Bench, tree: TreeInput, pairs: int) -> dict[str, float]:
     """A step on the five best trajectories of ten against one on all ten."""
     few, budget = capped(tree, 5), whole_budget([tree])
     few_s, all_s = in_turn(
-        FEW,
+        pairs,
         lambda: bench.step([few], Sharing.TREE, budget),
         lambda: bench.step([tree], Sharing.TREE, budget),
         bench.device,
@@ -165,7 +166,7 @@ def trunk_pack(tokens: int) -> Pack:
     return pack
 
 
-def attention(heads: int, device: str) -> dict[str, float]:
+def attention(heads: int, device: str, pairs: int) -> dict[str, float]:
     """Forward and backward at 8,000 rows against SDPA under the dense mask of the same tree."""
     pack = trunk_pack(8000)
     q, k, v = attention_inputs(pack, heads, device)
@@ -184,7 +185,7 @@ def attention(heads: int, device: str) -> dict[str, float]:
         return tree_attention(q, k, v, pack.segments)
 
     ours, theirs = gradients(segments), gradients(dense)
-    ours_s, theirs_s = in_turn(FEW, lambda: gradients(segments), lambda: gradients(dense), device)
+    ours_s, theirs_s = in_turn(pairs, lambda: gradients(segments), lambda: gradients(dense), device)
     return {
         "attention_tree_s": statistics.median(ours_s),
         "attention_dense_s": statistics.median(theirs_s),
@@ -232,7 +233,7 @@ def planning() -> dict[str, float]:
 
 def measured(device: str, quick: bool) -> dict[str, float]:
     """Every figure; processes of their own come first, while this one is small."""
-    size = size_of(device, quick)
+    size, fewer = size_of(device, quick), LEAST if quick else FEW
     figures: dict[str, float] = {"load": os.getloadavg()[0]}
     for case in size.cases():
         for name, side, together in (
@@ -248,9 +249,11 @@ def measured(device: str, quick: bool) -> dict[str, float]:
     figures |= planning()
     with opened(size.width, device) as bench:
         for case, trees in size.cases().items():
-            figures |= {f"{case}_{name}": value for name, value in steps(bench, trees).items()}
-        figures |= cap(bench, size.cases()["published"][0])
-    figures |= attention(2 if quick else 8, device)
+            # Where sharing saves most, few pairs tell as much, and rows take longest.
+            pairs = FEW if quick and case in ("trunk", "thinking") else PAIRS
+            figures |= {f"{case}_{name}": value for name, value in steps(bench, trees, pairs).items()}
+        figures |= cap(bench, size.cases()["published"][0], fewer)
+    figures |= attention(2 if quick else 8, device, fewer)
     return figures | {"load_after": os.getloadavg()[0]}
 
 
@@ -259,7 +262,7 @@ def shown(figures: dict[str, float], size: Size, device: str, failed: Sequence[s
     f, width = figures, size.width
     unverified = "" if device == "cpu" else "   GPU path: unverified"
     lines = [
-        f"Qwen3 of {width.hidden} x {width.layers}, {device}, {PAIRS} pairs, "
+        f"Qwen3 of {width.hidden} x {width.layers}, {device}, "
         f"load {f['load']:.1f} to {f['load_after']:.1f}{unverified}",
         "",
         "packed trees    tokens         FLOPs  speedup  of    tree    gradient  peak MiB",

@@ -1,0 +1,2 @@
+def count_lines(text: str) -> int:
+    return text.count("\n")
