@@ -1,12 +1,16 @@
 """Every tracker takes a run's figures, goes on after a resume, and cannot stop training by failing."""
 
 import logging
+import math
 import sqlite3
 import struct
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from gyre_data.errors import ConfigError
 from gyre_train.sinks import SINKS, Sinks, SinkSettings, open_sinks
@@ -62,7 +66,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own imports
-@pytest.mark.parametrize("name", SINKS)
+@pytest.mark.parametrize("name", READ)
 def test_rows_arrive_and_a_resume_adds_to_them(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     first = open_sinks([name], settings(tmp_path, 0))
     for step in (1, 2):
@@ -71,8 +75,25 @@ def test_rows_arrive_and_a_resume_adds_to_them(name: str, tmp_path: Path, capfd:
     again = open_sinks([name], settings(tmp_path, 2))
     again.write({"step": 3, "loss": 0.25})
     again.close()
-    assert READ[name](tmp_path) == [(1, 1.0), (2, 0.5), (3, 0.25)]
+    wanted, until = [(1, 1.0), (2, 0.5), (3, 0.25)], time.monotonic() + 60
+    while READ[name](tmp_path) != wanted and time.monotonic() < until:
+        time.sleep(0.1)  # a tracker's own process may still be writing
+    assert READ[name](tmp_path) == wanted
     assert capfd.readouterr().out == ""  # stdout belongs to --json
+
+
+def test_prometheus_text_holds_the_newest_step(tmp_path: Path) -> None:
+    assert READ.keys() | {"prometheus"} == SINKS.keys()
+    sinks = open_sinks(["prometheus"], replace(settings(tmp_path, 0), run='a"b'))
+    for step in (1, 2):
+        sinks.write({"step": step, "loss": 1.0 / step, "mismatch_age_0": float("nan"), "version": f"run-1:{step}"})
+    sinks.close()
+    (exposed,) = tmp_path.iterdir()
+    found = {one.name: one.samples for one in text_string_to_metric_families(exposed.read_text())}
+    assert [(s.labels, s.value) for s in found["gyre_train_loss"]] == [({"run": 'a"b'}, 0.5)]
+    assert found["gyre_train_step"][0].value == 2
+    assert math.isnan(found["gyre_train_mismatch_age_0"][0].value)
+    assert time.time() - found["gyre_train_step_time_seconds"][0].value < 60
 
 
 def test_a_tracker_that_fails_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,5 +129,7 @@ def test_a_tracker_that_fails_ends_alone(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="wanted some of tensorboard, wandb, trackio, got 'mlflow'; pick one"):
+    with pytest.raises(
+        ConfigError, match="wanted some of tensorboard, wandb, trackio, prometheus, got 'mlflow'; pick one"
+    ):
         open_sinks(["mlflow"], settings(tmp_path, 0))

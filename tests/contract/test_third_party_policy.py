@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gyre_data.main import app
-from gyre_sched.actions import Action, Event, ExecutionEnded, Prioritise, ReturnPartial, from_json, to_json
+from gyre_sched.actions import Action, Event, ExecutionEnded, ReturnPartial, ToTrain, from_json, to_json
 from gyre_sched.api import Snapshot
 from gyre_sched.choose import policy
 from gyre_sched.durations import TwoLevel
@@ -21,6 +21,7 @@ from gyre_sched.invariants import Invariants, check_policy
 from gyre_sched.policies import Waterlevel
 from gyre_sched.scenario import Scenario
 from gyre_sched.simulate import Simulation, simulate
+from gyre_sched.state import Refusal
 
 DOC = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
 SMALL = Scenario(
@@ -94,27 +95,11 @@ def test_it_ends_what_runs_too_long_and_keeps_it(installed: None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prefers(Waterlevel):
-    """Old executions first, as soon as half of their group has ended."""
-
-    def decide(self, snapshot: Snapshot) -> list[Action]:
-        late = {group.query for group in snapshot.groups() if group.left <= group.done}
-        new = tuple((e.query, e.member) for e in snapshot.executions() if e.query in late and not e.prioritised)
-        return [Prioritise(executions=new)] if new else Waterlevel.decide(self, snapshot)
-
-
-def test_a_preference_is_told_once_and_changes_no_forecast() -> None:
-    assert check_policy(Prefers, seeds=(0,), steps=3) == []
-    assert simulate(SMALL, Prefers(), seed=1).hours == simulate(SMALL, Waterlevel(), seed=1).hours
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Insists(Waterlevel):
-    """Asks for the same preference for ever."""
+    """Asks for what is no longer so, for ever."""
 
     def decide(self, snapshot: Snapshot) -> list[Action]:
-        executions = tuple((e.query, e.member) for e in snapshot.executions()[:1])
-        return [Prioritise(executions=executions)] if executions else Waterlevel.decide(self, snapshot)
+        return [ToTrain(cell="c2", epoch=-1)]
 
 
 def test_one_who_asks_for_the_same_for_ever_never_settles() -> None:
@@ -122,14 +107,10 @@ def test_one_who_asks_for_the_same_for_ever_never_settles() -> None:
         simulate(SMALL, Insists())
 
 
-@pytest.mark.parametrize(
-    "record", [Prioritise(executions=(("q1", 0), ("q2", 3))), ReturnPartial(query="q1", member=2)], ids=["first", "end"]
-)
-def test_both_actions_fit_in_a_ledger_and_a_copy_is_stale(record: Prioritise | ReturnPartial) -> None:
+def test_an_end_that_was_asked_for_fits_in_a_ledger_and_a_copy_is_stale() -> None:
+    record = ReturnPartial(query="q1", member=2)
     assert from_json(json.loads(json.dumps(to_json(record)))) == record
-    simulation = Simulation(replace(SMALL, steps=1), Waterlevel(), seed=1)
-    state = simulation.state
+    state = Simulation(replace(SMALL, steps=1), Waterlevel(), seed=1).state
     assert state.apply(record, 0.0) is None
-    marks = {(e.query, e.member) for e in state.snapshot(0.0).executions() if e.prioritised or e.returning}
-    assert marks == {(("q1", 0)), ("q2", 3)} if isinstance(record, Prioritise) else {("q1", 2)}
-    assert state.apply(record, 0.0) is not None
+    assert [(one.query, one.member) for one in state.snapshot(0.0).executions() if one.returning] == [("q1", 2)]
+    assert state.apply(record, 0.0) is Refusal.STALE

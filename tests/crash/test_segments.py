@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from gyre_data.arrays import from_table, to_batches
 from gyre_data.commit_log import RECORD_BYTES, encode_record, read_log
 from gyre_data.errors import CaptureError, CorruptError
-from gyre_data.segment import (
-    SegmentWriter,
-    open_sealed,
-    read_open,
-    write_sealed,
-)
+from gyre_data.growing import read_open
+from gyre_data.segment import SegmentWriter, open_sealed, write_sealed
 from tests.support.rows import one_call
 
 FILES = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -66,7 +62,7 @@ def check_prefix(folder: Path, data: bytes, log: bytes, original, known=None):
     assert found.end == (ends[good - 1] if good else 0)
     assert found.data_tail == len(data) - found.end
     assert found.log_tail == len(log) - good * RECORD_BYTES
-    names = [n for batch in found.batches for n in batch.column("node_id").to_pylist()]
+    names = [n for batch in found.batches() for n in batch.column("node_id").to_pylist()]
     assert names == [node.node_id for commit in commits()[:good] for node in commit]
     return found, good
 
@@ -82,7 +78,7 @@ def test_cut_anywhere(tmp_path, original, data):
     cut_log = log[:log_cut] + bytes(log_zeros)
     found, _ = check_prefix(tmp_path, cut, cut_log, original)
     if found.num_rows:
-        sealed = write_sealed(tmp_path / "y.arrow", found.schema, found.batches)
+        sealed = write_sealed(tmp_path / "y.arrow", found.schema, found.batches())
         _, batches = open_sealed(tmp_path / "y.arrow", sealed, full=True)
         assert sum(b.num_rows for b in batches) == found.num_rows
         # The same writer, the same batches: the sealed copy begins with the very bytes that were committed.
@@ -120,7 +116,8 @@ def test_reading_on_equals_reading_afresh(tmp_path, original, data):
     found, good = check_prefix(tmp_path, whole, log[: then * RECORD_BYTES], original, known)
     assert good == then
     if first <= then:
-        assert found.batches[: len(known.batches)] == known.batches
+        assert [*known.batches(), *found.batches(known)] == list(found.batches())
+        assert found.mapped is known.mapped
 
 
 def test_reads_are_zero_copy(tmp_path, original):
@@ -128,13 +125,13 @@ def test_reads_are_zero_copy(tmp_path, original):
     (tmp_path / "x.open").write_bytes(whole)
     before = pa.total_allocated_bytes()
     found = read_open(tmp_path / "x.open", log)
-    nodes = from_table("nodes", pa.Table.from_batches(found.batches))
+    nodes = from_table("nodes", pa.Table.from_batches(list(found.batches())))
     assert nodes[0].token_ids.tolist() == [0, 1, 2]
     # Strings and spans become Python objects; no Arrow buffer was allocated for them or for any token.
     assert pa.total_allocated_bytes() - before < 1024
     found_again = read_open(tmp_path / "x.open", log)
-    values = found.batches[0].column("token_ids").values.buffers()[1]
-    again = found_again.batches[0].column("token_ids").values.buffers()[1]
+    values = next(found.batches()).column("token_ids").values.buffers()[1]
+    again = next(found_again.batches()).column("token_ids").values.buffers()[1]
     assert values.address != again.address
     assert values.equals(again)
 
@@ -151,7 +148,7 @@ def test_sealed_flip_anywhere(tmp_path, original):
     whole, log, _, _ = original
     (tmp_path / "x.open").write_bytes(whole)
     found = read_open(tmp_path / "x.open", log)
-    sealed = write_sealed(tmp_path / "y.arrow", found.schema, found.batches)
+    sealed = write_sealed(tmp_path / "y.arrow", found.schema, found.batches())
     good = (tmp_path / "y.arrow").read_bytes()
     for at in range(0, len(good), 37):
         bad = bytearray(good)

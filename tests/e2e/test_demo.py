@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from gyre_data import open as open_run
@@ -24,7 +25,7 @@ from gyre_train.demo.steps import write_tasks
 from gyre_train.demo.teacher import conversations
 from gyre_train.lineage import base_version
 from gyre_train.megatron.parallel import run_ranks
-from tests.support.engines import ROOT
+from tests.support.engines import ROOT, wait_until
 from tests.support.megatron_folder import check_recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -49,6 +50,22 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def summary(demo: Path) -> dict[str, object]:
     return json.loads((demo / "demo" / "summary.json").read_text())
+
+
+def test_a_demo_that_is_asked_to_end_leaves_nothing_running(tmp_path: Path) -> None:
+    child = gyre("demo", "--dir", str(tmp_path / "demo"), "--json")
+    try:
+        found = psutil.Process(child.pid)
+        wait_until(lambda: bool(found.children()), "the warm-up trainer", 600)
+        started = found.children(recursive=True)
+        child.terminate()
+        _, err = child.communicate(timeout=600)
+    finally:
+        child.kill()
+        child.communicate()
+    assert (child.returncode, err.splitlines()[-1]) == (143, "gyre: SIGTERM: what the demo started is ended")
+    _, alive = psutil.wait_procs(started, timeout=600)
+    assert not alive
 
 
 def test_the_recorded_trees_branch_in_each_way(summary: dict[str, object]) -> None:

@@ -90,6 +90,7 @@ async def test_an_engine_that_dies_anywhere_in_a_reply(tmp_path, fault, spans):
     async with engines(2) as served, serve(tmp_path / "run", *served) as proxy, proxy.http() as http:
         served[1].version = "base:1"
         await until(lambda: "base:1" in {str(e.version) for e in proxy.proxy.router.engines})
+        served[0].dying = lambda: arrived(proxy, fault)
         served[0].faults = [fault, fault]  # the first failure without a token is tried again on the same engine
         assert await ask(http) == TEXT
     (call,) = check(tmp_path / "run", served)
@@ -106,6 +107,7 @@ async def test_an_engine_that_is_gone_before_it_takes_the_request(tmp_path):
 
 async def test_both_engines_die_and_one_comes_back(tmp_path):
     async with engines(2) as served, serve(tmp_path / "run", *served) as proxy, proxy.http() as http:
+        served[0].dying = lambda: arrived(proxy, 3)
         served[0].faults, served[1].faults = [3], [4]
         served[1].hold(4)
         reply = asyncio.create_task(ask(http))

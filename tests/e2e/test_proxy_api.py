@@ -7,8 +7,10 @@ import pytest
 
 from gyre_data.arrays import from_table
 from gyre_data.errors import CaptureError
+from gyre_data.execution import executions
 from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
+from gyre_proxy import ProxyClient
 from tests.support.proxy_server import check_run, serve_proxy
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -216,6 +218,52 @@ async def test_engines_come_go_and_change_weights(tmp_path):
         assert 'gyre_calls_total{extension="root",role="main",status="ok",wire="anthropic"} 1.0' in metrics
         assert f'gyre_engine_up{{engine="{two.url}"}} 1.0' in metrics
     check_run(tmp_path / "run", one, two)
+
+
+async def test_a_restart_knows_engines_that_were_added_and_those_that_drain(tmp_path):
+    given, added, late, gone = (ScriptedEngine([OTHER]) for _ in range(4))
+    run = tmp_path / "run"
+
+    async def states(http):
+        return {one["url"]: one["state"] for one in (await http.get("/api/engines")).json()["engines"]}
+
+    async with given.serving(), added.serving(), late.serving(), gone.serving():
+        async with serve_proxy(run, given) as served, served.http() as http:
+            for engine in (added, late, gone):
+                await post(http, "/api/engines", {"action": "add", "url": engine.url})
+            for engine in (given, late):
+                await post(http, "/api/engines", {"action": "drain", "url": engine.url})
+        late.down = gone.down = True
+        async with serve_proxy(run, given) as served, served.http() as http:
+            assert await states(http) == {given.url: "draining", added.url: "up"}
+            await post(http, "/api/engines", {"action": "remove", "url": gone.url}, 400)  # waited for no longer
+            late.down = gone.down = False
+            async with asyncio.timeout(60):
+                while late.url not in await states(http):
+                    await asyncio.sleep(0.05)
+            assert await states(http) == {given.url: "draining", added.url: "up", late.url: "draining"}
+            await post(http, "/api/engines", {"action": "add", "url": given.url})
+            await post(http, "/api/engines", {"action": "remove", "url": added.url})
+        async with serve_proxy(run, given) as served, served.http() as http:
+            assert await states(http) == {given.url: "up", late.url: "draining"}
+
+
+async def test_an_execution_that_is_found_again_is_as_it_was(tmp_path):
+    run, same = tmp_path / "run", {"task": "t", "group": "t#1", "sample_index": 0}
+    engine = ScriptedEngine([OTHER])
+    async with engine.serving():
+        async with serve_proxy(run, engine) as served, served.http() as http:
+            made = await post(http, "/api/executions", same)
+            await post(http, "/api/executions/claim", {})
+            engine.version = "base:1"
+            await post(http, "/api/engines", {"action": "version", "url": engine.url, "version": "base:1"})
+            assert (await post(http, "/api/executions", same))["id"] == made["id"]
+            await post(http, f"/api/executions/{made['id']}/end", {"reason": "finished"})
+            assert (await post(http, "/api/executions", same))["id"] == made["id"]
+        assert executions(open_run(run))[made["id"]].dispatch_version == 0, "not what is served by now"
+        async with serve_proxy(run, engine) as served, ProxyClient(served.url) as client:
+            (known,) = await client.executions("t#1")
+            assert (known["state"], known["end_reason"]) == ("ended", "finished")
 
 
 async def test_events_can_be_waited_for(tmp_path):

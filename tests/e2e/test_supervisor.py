@@ -14,8 +14,8 @@ from gyre_proxy.launch.client import ProxyClient, serves
 from gyre_proxy.launch.record import record
 from gyre_proxy.launch.supervisor import Supervisor
 from gyre_proxy.launch.tasks import Task
-from tests.support.proxy_server import Served, check_run, serve_proxy
-from tests.support.scripted_engine import ScriptedEngine, serve_app
+from tests.support.launching import serving_scripted, supervise
+from tests.support.proxy_server import Served, check_run
 
 HARNESS = str(Path(__file__).parents[1] / "support" / "mini_harness.py")
 JUDGE = (
@@ -23,7 +23,6 @@ JUDGE = (
     "json.dump({'value': 0.5, 'partial': os.environ['GYRE_END_REASON'] != 'finished'}, "
     "open(os.environ['GYRE_SCORE_FILE'], 'w'))"
 )
-REPLY = {"deltas": [{"ids": [111, 107], "text": "ok", "lps": [-0.1, -0.2]}], "finish": {"type": "stop"}}
 
 
 def task(name: str, *flags: str, judge: str = JUDGE, num_calls: int = 2, timeout_s: float = 30.0) -> Task:
@@ -51,16 +50,8 @@ def rows(run: Path, table: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 async def served(tmp_path: Path):
-    engine = ScriptedEngine([REPLY])
-    async with serve_app(engine) as url:
-        engine.url = url
-        async with serve_proxy(tmp_path / "run", engine) as proxy:
-            yield proxy
-
-
-async def supervise(served: Served, *tasks: Task, **options: object):
-    async with ProxyClient(served.url, patience_s=5) as client:
-        return await Supervisor(client, served.run, tasks, **options).run()
+    async with serving_scripted(tmp_path / "run") as proxy:
+        yield proxy
 
 
 async def test_executions_run_are_judged_and_leave_their_states(served: Served) -> None:

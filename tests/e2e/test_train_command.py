@@ -110,6 +110,7 @@ def test_a_dry_run_prints_settings_and_plan(model: Path, tmp_path: Path) -> None
     assert "lr = 0.5" in out
     assert "steps      1   executions 4" in out
     assert "FLOPs" in out
+    assert out.endswith("next: the same without --dry-run\n")
     assert not (tmp_path / "out").exists()
 
 

@@ -209,8 +209,7 @@ def test_a_compaction_shows_its_note_and_what_it_dropped(page: Any) -> None:
 def test_search_finds_texts_and_tools_without_a_mouse(page: Any) -> None:
     page.keyboard.press("/")
     page.keyboard.type("OWNED")
-    page.wait_for_selector("#found .hit mark")
-    assert page.locator("#found .hit mark").first.inner_text() == "owned"
+    page.wait_for_selector("#found .hit mark:text-is('owned')")  # what was typed first is found first
     page.keyboard.press("Enter")
     page.wait_for_selector("#bar h2:text-is('c3')")
     page.wait_for_selector("#talk .card.target.open")

@@ -17,8 +17,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from gyre_train.megatron.layers import TreeRouter
 from gyre_train.megatron.model import build_model, edge_logprobs
 from gyre_train.megatron.parallel import groups
-from gyre_train.pack import Pack, TreeInput
+from gyre_train.pack import Pack
 from gyre_train.plan import plan
+from gyre_train.tree_input import TreeInput
 from tests.support.exactness import ExactnessError, assert_exact
 from tests.support.megatron_folder import FolderModel, RankModel
 from tests.support.tree_inputs import VOCAB, forests, make_tree

@@ -20,9 +20,10 @@ from gyre_train.config import ParallelConfig, TrainingConfig
 from gyre_train.edges import Anchor
 from gyre_train.megatron.parallel import groups, is_first_rank, model_parallel
 from gyre_train.megatron.weights import export_tensors
-from gyre_train.pack import Pack, Piece, TreeInput, lay_out
+from gyre_train.pack import Pack, Piece, lay_out
 from gyre_train.step import Learner, StepWork
 from gyre_train.tiny import make_tiny
+from gyre_train.tree_input import TreeInput
 from tests.support.exactness import BOUND
 from tests.support.ranks import fork_ranks
 from tests.support.training import TEXTS, config, tiny_experts, tiny_model

@@ -10,9 +10,10 @@ from gyre_train.config import ParallelConfig
 from gyre_train.edges import Anchor
 from gyre_train.megatron.parallel import groups, is_first_rank, model_parallel
 from gyre_train.megatron.weights import export_tensors
-from gyre_train.pack import Pack, TreeInput
+from gyre_train.pack import Pack
 from gyre_train.plan import plan
 from gyre_train.step import Learner, StepWork
+from gyre_train.tree_input import TreeInput
 from tests.support.exactness import BOUND
 from tests.support.faults import FAULTS
 from tests.support.ranks import fork_ranks

@@ -24,9 +24,10 @@ from gyre_train.megatron.model import build_model
 from gyre_train.megatron.optimizer import Optimizer
 from gyre_train.megatron.parallel import groups, is_first_rank, run_ranks, tp_rank
 from gyre_train.megatron.weights import export_tensors, import_tensors, load_hf, save_hf
-from gyre_train.pack import Pack, TreeInput, node_values
+from gyre_train.pack import Pack, node_values
 from gyre_train.plan import plan
 from gyre_train.segment_table import SegmentTable
+from gyre_train.tree_input import TreeInput
 from tests.support.exactness import BOUND, ExactnessError, assert_exact
 from tests.support.faults import FAULTS
 from tests.support.megatron_folder import RankModel

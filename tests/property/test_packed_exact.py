@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_train.pack import Pack, Piece, SegmentTable, TreeInput, lay_out, node_values
+from gyre_train.pack import Pack, Piece, SegmentTable, lay_out, node_values
 from gyre_train.plan import plan
+from gyre_train.tree_input import TreeInput
 from tests.support.exactness import ExactnessError, assert_exact
 from tests.support.faults import FAULTS as FOREST_FAULTS
 from tests.support.tiny_transformer import TinyTransformer

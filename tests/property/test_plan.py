@@ -13,8 +13,9 @@ from gyre_data.errors import ConfigError, DataError
 from gyre_data.model_shapes import ModelShape
 from gyre_train.attn.blocks import blocks_of
 from gyre_train.attn.reference import dense_mask
-from gyre_train.pack import Pack, TreeInput
+from gyre_train.pack import Pack
 from gyre_train.plan import EXACT, flops, least_tokens, plan
+from gyre_train.tree_input import TreeInput
 from tests.support.tree_inputs import forests, make_tree
 from tests.support.tree_inputs import trees as random_trees
 

@@ -18,7 +18,7 @@ from gyre_data.errors import ConfigError
 from gyre_train.config import ParallelConfig, TrainingConfig
 from gyre_train.edges import Anchor
 from gyre_train.megatron.parallel import groups, is_first_rank, model_parallel
-from gyre_train.megatron.stock import StockOptimizer, training_parts
+from gyre_train.megatron.stock import StockOptimizer, gradient_wrapper
 from gyre_train.megatron.weights import export_tensors
 from gyre_train.step import Learner, StepWork
 from tests.property.test_layouts import packs
@@ -100,4 +100,4 @@ def test_the_stock_optimiser_has_no_float64(tmp_path: Path) -> None:
         runs=tmp_path,
     )
     with groups(), pytest.raises(ConfigError, match=r"float32 at most; set model.dtype = float32, or model.device"):
-        training_parts(Learner(settings(tmp_path, "cpu"), Anchor.STEP, None).model, wide.train, wide.model)
+        gradient_wrapper(Learner(settings(tmp_path, "cpu"), Anchor.STEP, None).model, wide.model)

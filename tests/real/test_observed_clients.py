@@ -23,14 +23,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from gyre_data import open as open_run
-from gyre_data.child import gyre_child
+from gyre_data.child import free_port, gyre_child
 from gyre_data.execution import executions
 from gyre_data.hosted import hosted
 from gyre_data.verify import verify
 from gyre_proxy.launch.client import serves
 from gyre_proxy.launch.clients import plan_watch
 from tests.support.clients import CLAUDE, CODEX, PI, client_path
-from tests.support.engines import ROOT, free_port
+from tests.support.engines import ROOT
 from tests.support.observing import Got
 from tests.support.provider import (
     Answer,

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+from gyre_data.child import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SGLANG_VENV = ROOT / ".venv-sglang"
@@ -100,13 +101,6 @@ def wait_until(done: Callable[[], bool], what: str, seconds: float = 120) -> Non
     while not done():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

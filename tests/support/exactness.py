@@ -18,7 +18,8 @@ from torch import Tensor
 from gyre_train.config import LossConfig
 from gyre_train.edges import edges_of
 from gyre_train.loss import policy_loss, sequence_ratios, sequence_sums, sft_loss, step_scale
-from gyre_train.pack import Pack, SegmentTable, TreeInput
+from gyre_train.pack import Pack, SegmentTable
+from gyre_train.tree_input import TreeInput
 
 BOUND = {torch.float64: 1e-9, torch.float32: 1e-5}
 Key = tuple[int, int, int, int]  # tree, trajectory number, node, offset

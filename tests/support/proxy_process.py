@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.engines import ROOT, free_port
+from gyre_data.child import free_port
+from tests.support.engines import ROOT
 
 __all__ = ["ProxyProcess"]
 
@@ -21,10 +22,11 @@ __all__ = ["ProxyProcess"]
 class ProxyProcess:
     """Starts on construction and is up then; `run.json` says where."""
 
-    def __init__(self, run: Path, engine: str, tokenizer: Path, *flags: str, verify: Any = True) -> None:
+    def __init__(self, run: Path, engine: str | None, tokenizer: Path, *flags: str, verify: Any = True) -> None:
         self.run, self._verify = run, verify
+        behind = ["--engine", engine] if engine else ["--await-engines"]
         start = "import sys; from gyre_data.main import run; sys.exit(run())"
-        command = [sys.executable, "-c", start, "proxy", "--run", str(run), "--engine", engine]
+        command = [sys.executable, "-c", start, "proxy", "--run", str(run), *behind]
         if not (run / "run.json").exists():  # a proxy that comes back takes its own port again
             command += ["--port", str(free_port())]
         path = os.pathsep.join([str(ROOT), str(ROOT / "proxy")])

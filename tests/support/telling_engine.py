@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,16 @@ class Policy:
 
 
 class TellingEngine(ScriptedEngine):
-    """`faults` are taken by one request each: after how many tokens it dies, or None. One token per delta."""
+    """`faults` are taken by one request each: after how many tokens it dies, or None. One token per delta.
+
+    It dies once `dying` says so: what a proxy has not looked at when the connection breaks is sampled again.
+    """
 
     def __init__(self, policy: Policy, number: int, *, pause_s: float = 0.0, **options: Any) -> None:
         super().__init__([], **options)
         self.policy, self.number, self.pause_s = policy, number, pause_s
         self.faults: list[int | None] = []
+        self.dying: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         done, rest = self.policy.rest(body["rid"].rpartition(".")[0], body["input_ids"])
@@ -49,6 +53,8 @@ class TellingEngine(ScriptedEngine):
 
     async def _chunks(self, reply: dict[str, Any], body: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
         async for chunk in super()._chunks(reply, body):
+            if chunk is None:
+                await self.dying()
             if chunk and chunk["meta_info"]["finish_reason"] and body.get("return_routed_experts"):
                 last = len(body["input_ids"]) + chunk["meta_info"]["completion_tokens"] - 1
                 positions = np.arange(body["routed_experts_start_len"], last)

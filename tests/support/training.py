@@ -25,7 +25,7 @@ def tiny_model(folder: Path, **more: Any) -> Path:
     return make_tiny(folder, vocab=VOCAB, hidden=32, heads=4, kv_heads=2, context=512, texts=TEXTS, **more)
 
 
-def tiny_experts(folder: Path, **more: Any) -> Path:
+def tiny_experts(folder: Path, *, seed: int = 0, **more: Any) -> Path:
     """The same tokenizer with a Qwen3-MoE, as transformers writes one."""
     tiny_model(folder)
     sizes = json.loads((folder / "config.json").read_text())
@@ -35,7 +35,7 @@ def tiny_experts(folder: Path, **more: Any) -> Path:
         "norm_topk_prob": True, "num_hidden_layers": 2, "max_position_embeddings": 512, "initializer_range": 0.2,
         "tie_word_embeddings": False,
     }  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **settings | more)).save_pretrained(folder)
     return folder
 

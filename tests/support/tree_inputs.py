@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from gyre_train.pack import TrajectoryInput, TreeInput
+from gyre_train.tree_input import TrajectoryInput, TreeInput
 
 VOCAB = 13
 

@@ -85,6 +85,17 @@ def test_executions_and_evaluators() -> None:
     assert check.first_failed_at == check.last_failed_at is not None
 
 
+def test_a_verdict_that_was_given_anew_counts_once() -> None:
+    run = Forest()
+    one, two = run.execution(score=0.0), run.execution(score=0.5)
+    one.score(1.0)
+    one.score(None, status="failed")
+    two.score(0.25, evaluator="style")
+    check, style = stats(run).evaluators
+    assert (check.scored, check.failed, check.mean, check.minimum, check.maximum) == (2, 1, 0.75, 0.5, 1.0)
+    assert (style.scored, style.mean) == (1, 0.25)
+
+
 def test_nothing_is_null_not_zero() -> None:
     found = stats(Forest())
     assert (found.executions, found.sharing, found.duration_p50_s, found.evaluators) == (0, None, None, ())

@@ -1,16 +1,17 @@
+import asyncio
 import json
 from contextlib import aclosing
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
 
 from gyre_data.errors import ConfigError, EngineError
 from gyre_proxy.chunks import ChunkReader, EngineRefusedError
 from gyre_proxy.engine import EngineClient, http_client
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine, serve_app
 
 
 def chunk(ids, lps, total, finish=None, **meta):
@@ -110,6 +111,20 @@ async def test_a_reply_over_http_and_what_the_engine_was_sent(incremental):
     )
 
 
+async def test_the_end_of_a_reply_waits_for_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gyre_proxy.engine._HELD_UP", 1e6)  # after the first token the next look would be in an hour
+    engine, http = (
+        ScriptedEngine([{"deltas": [{"ids": [5], "lps": [-0.5]}, {"ids": [6], "lps": [-0.6]}]}]),
+        http_client(),
+    )
+    engine.hold(1)
+    async with engine.serving(), http, asyncio.timeout(60):
+        reply = asyncio.create_task(collect(EngineClient(engine.url, http, coalesce_s=3600.0)))
+        await engine.waiting.wait()
+        engine.release()
+        assert await reply == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("reply", "kind", "words"),
     [
@@ -140,13 +155,13 @@ async def test_whatever_goes_wrong_on_the_hop_is_an_engine_error(reply, kind, wo
 
 
 @pytest.mark.parametrize(("url", "mend"), [("localhost:1", "write http://"), ("ftp://x", "write http://")])
-def test_an_address_that_is_no_url_is_refused(url: str, mend: str) -> None:
-    with pytest.raises(ConfigError, match=mend):
-        EngineClient(url, httpx.AsyncClient())
+async def test_an_address_that_is_no_url_is_refused(url: str, mend: str) -> None:
+    async with http_client() as http:
+        with pytest.raises(ConfigError, match=mend):
+            EngineClient(url, http)
 
 
 async def test_a_server_that_is_no_engine_is_refused_at_once() -> None:
-    transport = httpx.MockTransport(lambda request: httpx.Response(404))
-    async with httpx.AsyncClient(transport=transport) as http:
+    async with serve_app(Starlette()) as url, http_client() as http:
         with pytest.raises(ConfigError, match="without /v1"):
-            await EngineClient("http://engine", http).info()
+            await EngineClient(url, http).info()

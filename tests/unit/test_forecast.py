@@ -10,8 +10,8 @@ from gyre_data.errors import ConfigError
 from gyre_data.forecast import activation_bytes, causal_pairs, forecast, training_flops
 from gyre_data.model_shapes import MODELS, ModelShape
 from gyre_data.run_stats import stats
-from gyre_train.pack import TrajectoryInput, TreeInput
 from gyre_train.plan import flops, plan
+from gyre_train.tree_input import TrajectoryInput, TreeInput
 from tests.support.busy_case import busy_case
 from tests.support.forest import Forest
 from tests.support.published_case import published_case

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -237,15 +236,6 @@ def test_known_clients_get_their_own_settings(tmp_path: Path) -> None:
     config = tomllib.loads(text)
     assert config["model_context_window"] == 9000
     assert config["model_providers"][config["model_provider"]]["base_url"] == "http://127.0.0.1:1/x/e/v1"
-
-
-def test_the_task_file_of_the_docs_loads(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "record.md").read_text()
-    (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "workspaces" / "count").mkdir(parents=True)
-    (loaded,) = load_tasks(_tasks(tmp_path, block))
-    assert loaded.evaluator == ("python", "{tasks}/judge.py")
-    assert loaded.overall_timeout_s == 1200
 
 
 def test_a_proxy_is_told_its_key_where_nobody_sees_it(tmp_path, monkeypatch):

@@ -11,8 +11,12 @@ import pyarrow as pa
 import pytest
 
 import gyre_data as gd
+from gyre_data import small_batches
+from gyre_data.breakdown import by_role
 from gyre_data.compact import compact
+from gyre_data.explain import explain_run
 from gyre_data.lean import Lean
+from gyre_data.listing import list_executions
 from gyre_data.reader import Run
 from gyre_data.removal import remove
 from gyre_data.run_stats import stats
@@ -35,7 +39,7 @@ class Whole:
     """All columns, as counting took them before."""
 
     def __init__(self, run: Run) -> None:
-        self.table = run.table
+        self.table, self.path = run.table, run.path
 
 
 def committed(run: Forest, path: Path) -> gd.RunWriter:
@@ -64,8 +68,11 @@ def test_of_a_plain_segment_nothing_is_copied(tmp_path: Path) -> None:
         assert data.address <= values.address <= data.address + data.size - values.size
 
 
-@pytest.mark.parametrize("state", ["open", "recorded", "removed", "compacted", "cold"])
-def test_figures_are_those_of_the_whole_tables(tmp_path: Path, state: str) -> None:
+@pytest.mark.parametrize("state", ["open", "recorded", "joined", "removed", "compacted", "cold"])
+def test_figures_are_those_of_the_whole_tables(tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`joined`: as recorded, and so few batches are joined as if they were many."""
+    if state == "joined":
+        monkeypatch.setattr(small_batches, "_FEW_BATCHES", 1)
     with committed(busy_case(), tmp_path / "run") as writer:
         if state == "open":
             live = gd.open(tmp_path / "run")
@@ -75,11 +82,17 @@ def test_figures_are_those_of_the_whole_tables(tmp_path: Path, state: str) -> No
         writer.seal()
     if state == "removed":
         remove(tmp_path / "run", ["e_0aaa"])
-    elif state != "recorded":
+    elif state not in ("recorded", "joined"):
         compact(tmp_path / "run", cold=state == "cold")
     run = gd.open(tmp_path / "run")
     assert stats(run).trees.calls == (18 if state == "removed" else 19)
     assert_counted_alike(run)
+    if state == "joined":
+        assert [len(list(part()[1])) for part in run.segments("nodes", ("node_id",))] == [1]
+        listed, cut = list(list_executions(run)), by_role(run)
+        assert listed == list(list_executions(Whole(run)))
+        assert cut == by_role(Whole(run))
+        assert explain_run(run) == explain_run(Whole(run))
 
 
 def test_the_sample_and_a_run_without_a_row(tmp_path: Path) -> None:

@@ -6,30 +6,37 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from gyre_data import ledger
-from gyre_data.arrays import from_table
+from gyre_data.admission import admit
 from gyre_data.errors import ConfigError
-from gyre_data.schema import EndReason, ScoreStatus
+from gyre_data.schema import DeliveryState, EndReason, ScoreStatus
 from gyre_data.store import Run, RunWriter
 from gyre_data.store import open as open_run
+from gyre_data.tree import Forest
 from gyre_data.types import ExecutionEvent, GroupEvent, Score
+from gyre_train import recorded
 from gyre_train.config import load_config
-from gyre_train.live import settled_at, wait_for_news
-from gyre_train.loop import train
+from gyre_train.coordinator import _WAIT_S
+from gyre_train.live import Rest, settled_at, wait_for_news
+from gyre_train.loop import _rank_main, train
 from gyre_train.metrics import read_metrics
-from gyre_train.source import load_source
+from gyre_train.source import Source, load_source
+from tests.support.live import recording
+from tests.support.ranks import fork_ranks
 from tests.support.training import chat_file, config, recorded_run, tiny_model
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-TABLES = ("blobs", "executions", "nodes", "calls", "deliveries", "scores")
 
 
 def at(minutes: int) -> datetime:
@@ -74,6 +81,29 @@ def test_a_group_is_complete_when_all_ended_and_were_judged(
     assert settled_at(open_run(tmp_path / "run"), evaluators) == wanted
 
 
+def test_a_group_whose_lost_member_nobody_replaces_is_taken_after_a_while(tmp_path: Path) -> None:
+    rows = [ended("a", 5), judged("a", 6), ended("b", 9, EndReason.INFRA_FAULT)]
+    with RunWriter(tmp_path / "run") as writer:
+        writer.write([GroupEvent(group_id="g", at=at(0), size=2), started("a"), started("b"), *rows])
+        run = open_run(tmp_path / "run")
+        assert settled_at(run, (), 600.0, now=at(18)) == {}
+        assert settled_at(run, (), 600.0, now=at(19)) == dict.fromkeys(("a", "b"), at(19))
+        writer.write([started("c")])
+        run.refresh()
+        assert settled_at(run, (), 600.0, now=at(60)) == {}, "it was replaced after all"
+        writer.write([ended("c", 70), judged("c", 71)])
+        run.refresh()
+        assert settled_at(run, (), 600.0, now=at(72)) == dict.fromkeys(("a", "b", "c"), at(71))
+
+
+def test_a_group_that_its_launcher_made_smaller_is_complete(tmp_path: Path) -> None:
+    rows = [ended("a", 5), judged("a", 6), ended("b", 9, EndReason.INFRA_FAULT)]
+    with RunWriter(tmp_path / "run") as writer:
+        writer.write([GroupEvent(group_id="g", at=at(0), size=2), started("a"), started("b"), *rows])
+        writer.write([GroupEvent(group_id="g", at=at(10), size=1)])
+    assert settled_at(open_run(tmp_path / "run"), ()) == dict.fromkeys(("a", "b"), at(6))
+
+
 def test_a_member_that_fell_out_is_replaced_and_not_waited_for(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.write([GroupEvent(group_id="g", at=at(0), size=2), *map(started, "abc"), started("alone", None)])
@@ -98,48 +128,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Run:
     return open_run(recorded_run(tmp_path_factory.mktemp("runs") / "whole", model, groups=4))
 
 
-class Recording:
-    """Records the groups of `whole` into a run of its own, when it is told to."""
-
-    def __init__(self, whole: Run, path: Path) -> None:
-        self.path, self._writer = path, RunWriter(path)
-        self._rows = {name: from_table(name, whole.table(name)) for name in TABLES}
-        self._groups: dict[str, list[str]] = {}
-        for row in self._rows["executions"]:
-            if row.group_id and row.execution_id not in self._groups.setdefault(row.group_id, []):
-                self._groups[row.group_id].append(row.execution_id)
-        self._writer.write(self._rows["blobs"])
-        self.open_run = open_run(path)
-
-    def add(self, group: str, *, but: int = 0) -> None:
-        """A group, without the verdicts of its last `but` executions."""
-        names = self._groups[group]
-        unjudged = names[len(names) - but :]
-        for table in TABLES[1:]:
-            rows = [r for r in self._rows[table] if r.execution_id in names]
-            if table == "scores":
-                rows = [r for r in rows if r.execution_id not in unjudged]
-            self._writer.write([dataclasses.replace(r, at=datetime.now(UTC)) if hasattr(r, "at") else r for r in rows])
-
-    def judge(self, group: str) -> None:
-        """The verdicts of all of its executions."""
-        names = self._groups[group]
-        rows = [r for r in self._rows["scores"] if r.execution_id in names]
-        self._writer.write([dataclasses.replace(r, score_id=r.score_id + "x", at=datetime.now(UTC)) for r in rows])
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-@contextmanager
-def recording(whole: Run, path: Path) -> Iterator[Recording]:
-    made = Recording(whole, path)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def of_groups(names: list[str]) -> list[str]:
     return [name[2] for name in names]
 
@@ -159,6 +147,103 @@ def test_groups_come_in_the_order_in_which_they_were_complete(model: Path, whole
         names = [e.execution_id for e in source.due({})]
         assert of_groups(names) == ["3", "3", "2", "2", "0", "0"]  # the seed draws 3, 0, 2
         assert [e.execution_id for e in source.due(dict.fromkeys(names[:3], 1), 2)] == names[3:5]
+
+
+def told(source: Source) -> tuple[Any, ...]:
+    """All of a source that can be compared: examples in order of their ids, with the trees that they make."""
+    examples = sorted(source.examples, key=lambda e: e.execution_id)
+    plain = [dataclasses.replace(e, tree=len, recorded=None) for e in examples]
+    trees = [[list(map(str, dataclasses.astuple(e.tree(n)))) for n in (0, 7)] for e in examples]
+    return plain, trees, source.excluded, [e.execution_id for e in source.due({})], len(source.live)
+
+
+def still_due(source: Source, trained: Mapping[str, int]) -> tuple[Any, ...]:
+    """What is trained next, with everything that the step and the ledger are made of."""
+    due = source.due(trained)
+    plain = [dataclasses.replace(e, tree=len, recorded=None) for e in due]
+    return plain, [list(map(str, dataclasses.astuple(e.tree(n)))) for n, e in enumerate(due)], source.complete
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_reading_on_gives_what_a_fresh_reading_gives(model: Path, whole: Run, tmp_path: Path, seed: int) -> None:
+    random, grown = Random(seed), False
+    with recording(whole, tmp_path / "run") as live, recording(whole, tmp_path / "done") as done:
+        done.add("g3")
+        parts = f'--data.runs=["{live.path}","{done.path}"]'
+        settings = config(model, tmp_path / "out", parts, f'--data.live=["{live.path}"]', "--train.steps=9")
+        before = forgetting = None
+        trained: Counter[str] = Counter()
+        left = ["g0", "g1", "g2"]
+        for _ in range(8):
+            match random.choice(("group", "unjudged", "verdict", "nothing", "call", "static")):
+                case "group" if left:
+                    live.add(left.pop())
+                case "unjudged" if left:
+                    live.add(left.pop(), but=1)
+                case "verdict" if len(left) < 3:  # another one for each execution: rewards are as before, ids are not
+                    live.judge(f"g{len(left)}", value=random.random())
+                case "call" if len(left) < 3:  # an answer that came in after its execution had ended
+                    live.deliver(f"g{len(left)}", DeliveryState.UNDELIVERED)
+                case "static" if not grown:
+                    done.judge("g3", value=random.random())
+                    grown = True
+            after = load_source(settings, before=before)
+            fresh = load_source(settings)
+            assert told(after) == told(fresh)
+            before = after
+            forgetting = load_source(settings, before=forgetting, trained=trained)
+            for forgot in (forgetting, load_source(settings, trained=trained)):
+                assert still_due(forgot, trained) == still_due(fresh, trained)
+            trained.update(e.execution_id for e in fresh.due(trained, 1))
+
+
+def test_only_groups_of_which_something_is_new_are_looked_at(
+    model: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    def watched(*args: Any, only: list[str], **more: Any) -> Any:
+        looked.extend(sorted({name[2] for name in only}))
+        return admit(*args, only=only, **more)
+
+    monkeypatch.setattr(recorded, "admit", watched)
+    with recording(whole, tmp_path / "run") as live:
+        settings = config(model, tmp_path / "out", f'--data.live=["{live.path}"]', "--train.steps=9", runs=live.path)
+        live.add("g0")
+        source = load_source(settings)
+        live.add("g1")
+        source = load_source(settings, before=source)
+        assert looked == ["0", "1"]
+        live.judge("g0")
+        load_source(settings, before=source)
+        assert looked == ["0", "1", "0"]
+
+
+def test_what_was_trained_of_a_live_run_is_neither_kept_nor_read_again(
+    model: Path, whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    tree_of = Forest.tree
+    monkeypatch.setattr(Forest, "tree", lambda self, name: (read.append(name[2]), tree_of(self, name))[1])
+    with recording(whole, tmp_path / "run") as live:
+        settings = config(model, tmp_path / "out", f'--data.live=["{live.path}"]', "--train.steps=9", runs=live.path)
+        trained: Counter[str] = Counter()
+        source = load_source(settings, trained=trained)
+        for number in range(3):
+            live.add(f"g{number}")
+            source = load_source(settings, before=source, trained=trained)
+            assert of_groups([e.execution_id for e in source.examples]) == [str(number)] * 2
+            trained.update(e.execution_id for e in source.due(trained))
+        live.add("g3")
+        for before in (source, None):
+            read.clear()
+            one = load_source(settings, before=before, trained=trained)
+            assert read == ["3", "3"], "no other tree was read"
+            assert of_groups([e.execution_id for e in one.due(trained)]) == ["3", "3"]
+            assert one.recorded is not None
+            assert {key[1] for key in one.recorded.by_group} == {"g3"}
+            assert one.excluded["executions"]["trained"] == 6
+            assert one.complete == {"g0", "g1", "g2", "g3"}
 
 
 def test_training_waits_for_what_is_recorded_and_takes_each_once(model: Path, whole: Run, tmp_path: Path) -> None:
@@ -206,11 +291,43 @@ def test_a_wait_ends_with_the_stop_file_and_the_next_session_goes_on(model: Path
             (out / "stop").touch()
 
         threading.Thread(target=stop, daemon=True).start()
-        assert train(settings).step == 1
+        done = train(settings)
+        assert (done.step, done.stopped) == (1, True)
         live.add("g2")
         done = train(settings)
-        assert (done.step, done.steps_done) == (2, 1)
+        assert (done.step, done.steps_done, done.stopped) == (2, 1, False)
     assert of_groups(sorted({row.execution_id for row in ledger.ledger(out)})) == ["1", "1", "2", "2"]
+
+
+def test_ranks_wait_together_and_take_the_steps_of_one_process(model: Path, whole: Run, tmp_path: Path) -> None:
+    out, one = tmp_path / "out", tmp_path / "one"
+    with recording(whole, tmp_path / "run") as live:
+        options = (f'--data.live=["{live.path}"]', "--train.steps=9", "--train.executions_per_step=2")
+        settings = config(model, out, *options, "--parallel.tp=2", "--parallel.dp=2", runs=live.path)
+        out.mkdir()
+
+        def record() -> None:
+            for number, group in enumerate(("g1", "g0")):
+                while len(ledger.steps(out)) < number:  # the step before has been taken
+                    time.sleep(0.05)
+                time.sleep(_WAIT_S)  # the ranks stand in their wait
+                live.add(group)
+            while len(ledger.steps(out)) < 2:
+                time.sleep(0.05)
+            (out / "stop").touch()
+
+        recorder = threading.Thread(target=record, daemon=True)
+        recorder.start()
+        fork_ranks(_rank_main, settings.parallel, tmp_path, settings, str(out / "session.json"), False)
+        recorder.join(10)
+        done = train(config(model, one, *options, "--train.steps=2", runs=live.path))
+    assert done.step == 2
+    taken = [sorted((r.step, r.execution_id, r.trajectory) for r in ledger.ledger(folder)) for folder in (out, one)]
+    assert taken[0] == taken[1]
+    assert {(step, name[2]) for step, name, _ in taken[0]} == {(1, "1"), (2, "0")}
+    weights = [load_file(folder / "checkpoints/step-00000002/model.safetensors") for folder in (out, one)]
+    assert all(torch.allclose(weights[0][name], weights[1][name], atol=1e-5) for name in weights[1])
+    assert read_metrics(out / "metrics.jsonl")[1]["rollout_seconds"] > 0
 
 
 def test_a_mix_keeps_the_share_of_a_run_that_grows(model: Path, whole: Run, tmp_path: Path) -> None:
@@ -248,3 +365,16 @@ def test_a_mix_keeps_the_share_of_a_run_that_grows(model: Path, whole: Run, tmp_
 def test_a_live_run_without_an_end_or_a_name_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(None, ["--model.path=m", "--output.dir=o", '--data.runs=["run"]', *overrides])
+
+
+def test_looks_take_a_fifth_of_the_time_at_most() -> None:
+    now = 100.0
+    rest = Rest(lambda: now)
+    assert rest.left_s() == 0.0, "the first look waits for nothing"
+    with rest.after():
+        now += 0.5
+    assert rest.left_s() == 2.0
+    now += 1.5
+    assert rest.left_s() == 0.5
+    now += 3.0
+    assert rest.left_s() == 0.0

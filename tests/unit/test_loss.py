@@ -25,8 +25,9 @@ from gyre_train.loss import (
     step_scale,
 )
 from gyre_train.mismatch import mismatch
-from gyre_train.pack import Pack, Piece, TrajectoryInput, TreeInput, lay_out, node_values
+from gyre_train.pack import Pack, Piece, lay_out, node_values
 from gyre_train.plan import plan
+from gyre_train.tree_input import TrajectoryInput, TreeInput
 from tests.support.tiny_transformer import TinyTransformer, edge_logprobs
 from tests.support.tree_inputs import make_tree
 
@@ -325,8 +326,10 @@ def test_mismatch_by_role_and_age() -> None:
     )
     logp_E = torch.tensor([-1.5, -2.0], dtype=torch.float64)
     want = {"mismatch_mean": 0.5, "mismatch_max": 0.5, "mismatch_sub_agent": 0.5}
-    assert values(mismatch(edges, logp_E, version=5)) == {**want, "mismatch_age_2": 0.5}
-    assert values(mismatch(edges, logp_E, version=30)) == {**want, "mismatch_age_8_up": 0.5}
+    aged = {**want, "age_mean": 2.0, "age_max": 2.0}
+    assert values(mismatch(edges, logp_E, version=5)) == {**aged, "mismatch_age_2": 0.5}
+    aged = {**want, "age_mean": 27.0, "age_max": 27.0}
+    assert values(mismatch(edges, logp_E, version=30)) == {**aged, "mismatch_age_8_up": 0.5}
     unknown = replace(edges, version_E=torch.tensor([-1, 0]))
     assert values(mismatch(unknown, logp_E, version=5)) == want
     assert mismatch(replace(edges, logp_behaviour_E=edges.logp_behaviour_E * math.nan), logp_E, version=5) == {}

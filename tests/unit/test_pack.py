@@ -13,8 +13,9 @@ import pytest
 from gyre_data.errors import AlignmentError, DataError
 from gyre_train.attn.blocks import blocks_of
 from gyre_train.attn.reference import dense_mask
-from gyre_train.pack import SegmentTable, TrajectoryInput, TreeInput, lay_out, node_values
+from gyre_train.pack import SegmentTable, lay_out, node_values
 from gyre_train.plan import plan
+from gyre_train.tree_input import TrajectoryInput, TreeInput
 from tests.support.tree_inputs import make_tree
 
 CASES = Path(__file__).parents[1] / "data" / "cases"

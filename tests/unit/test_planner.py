@@ -66,6 +66,12 @@ def test_a_history_tells_durations_and_costs_of_the_run(saturation: float) -> No
     assert history.training_share == pytest.approx(1.5 / 64, rel=1e-6)
 
 
+def test_a_group_that_took_no_time_says_nothing_of_estimates() -> None:
+    """A clock that was set back, or work that was heard of all at once by the controller that came back."""
+    at_once = [Sample(predicted_s=60.0, started_s=0.0, ended=[0.0, 0.0]) for _ in range(3)]
+    assert estimate_error(at_once, DURATIONS) == -1.0
+
+
 def test_executions_that_still_run_are_not_left_out() -> None:
     """They are the longest: a fit without them would be of the short ones."""
     history = History(State(Params(batch_groups=1, group_size=2), [CORE]), timeout_s=9e9, engine_share=0.6)

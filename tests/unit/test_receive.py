@@ -45,6 +45,19 @@ def test_two_versions_stay_and_each_is_whole(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run_2", "run_3"]
 
 
+def test_what_is_there_is_not_fetched_again_for_a_second_engine(tmp_path: Path) -> None:
+    wire = Wire()
+    receiver = Receiver(tmp_path, wire)
+    made = receiver.pull(offer())
+    kept = made.stat().st_ino
+    wire.data = b""  # a fetch would fail
+    assert receiver.pull(offer()) == made
+    assert made.stat().st_ino == kept
+    wire.data = DATA[::-1]
+    receiver.pull(offer(sha256=hashlib.sha256(wire.data).hexdigest()))  # other bytes under the same name
+    assert (made / "model.safetensors").read_bytes() == wire.data
+
+
 def test_a_changed_byte_leaves_nothing(tmp_path: Path) -> None:
     receiver = Receiver(tmp_path, Wire(DATA[:-1] + b"x"))
     with pytest.raises(EngineError, match="wanted sha256"):

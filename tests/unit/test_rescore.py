@@ -71,6 +71,26 @@ def test_the_command_judges_and_tells(run: Path, tmp_path: Path) -> None:
     assert "e_2 failed, not counted as zero: not a number" in told
     assert "2 of 5 executions scored by judge; 1 task\n" in told
     assert "pass@1   50.0%" in told
+    assert "they count in the place of what judge said of the same executions before" in told
+
+
+def test_an_evaluator_that_fails_on_all_says_so_briefly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gyre_data.show.eval_command._FAILURES", 1)
+    told = CliRunner().invoke(app, ["eval", str(run), "--rescore", f"{sys.executable} -c 'raise SystemExit(3)'"]).output
+    assert told.count("failed, not counted as zero") == 1
+    assert "  and 2 more failed\n" in told
+    assert "they count" not in told
+
+
+def test_an_evaluator_that_lies_here_is_named_by_its_full_path(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"got judge\.py, which no workspace holds; write {tmp_path}/judge\.py"):
+        rescore(run, f"{sys.executable} judge.py {{workspace}}")
+    assert all(row.evaluator == "check" for rows in scores_by_execution(open_run(run)).values() for row in rows)
+    (run / "workspaces" / "e_0" / "work" / "judge.py").write_text(JUDGE)  # what a workspace holds is meant there
+    assert rescore(run, f"{sys.executable} judge.py {{workspace}}").scored == 1
 
 
 def test_a_command_that_needs_what_is_not_kept_is_refused(run: Path) -> None:

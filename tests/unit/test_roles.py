@@ -36,6 +36,7 @@ def test_claude_code_summary_is_known_by_its_last_block(before: str) -> None:
     assert (found.role, found.source, found.summary) == (AgentRole.MAIN_SUMMARY, "shape", True)
     sub = of({**CC, "x-claude-code-agent-id": "a91"}, user("hi"), user(before + ASK))
     assert sub.role is AgentRole.SUB_AGENT_SUMMARY
+    assert of(CC, user("hi"), user(before + ASK), system("Available agents: ...")).role is AgentRole.MAIN_SUMMARY
     assert of(CC, user("what does 'CRITICAL: Respond with TEXT ONLY' mean?")).role is AgentRole.MAIN
     assert of(CC, user(ASK), Message(role="tool", content=ASK)).role is AgentRole.MAIN
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from gyre_data.branch_shapes import branch_shapes
 from gyre_data.distributions import SECOND_EDGES, TOKEN_EDGES, distribution, distributions
-from gyre_data.errors import ConfigError, CorruptError
+from gyre_data.errors import ConfigError
 from gyre_data.execution import executions
 from gyre_data.mismatch import mismatch
 from gyre_data.node_rows import NodeRows
@@ -18,6 +19,7 @@ from gyre_data.outages import outages
 from gyre_data.run_stats import stats
 from gyre_data.scores import scores_by_execution
 from gyre_data.staleness import staleness
+from gyre_data.tools import by_tool
 from gyre_data.tree import Tree
 from gyre_data.types import LedgerRow, Step, TeacherLogprobs
 from tests.support.busy_case import busy_case
@@ -105,14 +107,25 @@ def test_sums_over_subtrees_are_the_tree_s() -> None:
             assert rows.depth_N[at] == tree.depth_N[i]
 
 
-def test_a_circle_is_refused() -> None:
-    class Circle(NodeRows):
-        parent_N = np.array([1, 0])  # type: ignore[assignment]
-
-    run = Forest()
-    run.execution(group="g").call(new=[("user", 1)])
-    with pytest.raises(CorruptError, match="its own ancestor; run `gyre verify`"):
-        _ = Circle(run).depth_N
+@pytest.mark.parametrize("own", [True, False])
+def test_an_execution_whose_nodes_go_in_a_circle_is_named_and_the_others_are_counted(own: bool) -> None:
+    """Its first node hangs below its last one, or below itself."""
+    run = busy_case()
+    wanted = stats(run, model="Qwen/Qwen3-8B").to_json()
+    e = run.execution("e_circle", group="g-circle")
+    last = e.call(after=e.call(new=[("user", 1)]), branch_reason="rewind")
+    first = next(i for i, row in enumerate(run.rows["nodes"]) if row.execution_id == "e_circle")
+    node = run.rows["nodes"][first]
+    run.rows["nodes"][first] = replace(node, parent_id=node.node_id if own else last.output)
+    found = stats(run, model="Qwen/Qwen3-8B")
+    (fault,) = found.trees.faults
+    assert (fault.execution_id, found.trees.inconsistent) == ("e_circle", 1)
+    assert "e_circle: parents run in a circle" in fault.detail
+    got = found.to_json()
+    for name in ("nodes", "distinct_tokens", "branch_shapes", "kept_tokens", "forks", "forecast"):
+        assert got[name] == wanted[name]
+    assert got["executions"] == wanted["executions"] + 1
+    assert by_tool(run) == replace(by_tool(busy_case()), left_out=("e_circle",))
 
 
 # --- outages -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from gyre_sched.actions import (
     Drained,
     Event,
     ExecutionEnded,
+    GroupDropped,
     GroupReady,
     MicrostepDone,
     OpenBurst,
@@ -20,6 +21,7 @@ from gyre_sched.actions import (
     WeightsPublished,
 )
 from gyre_sched.api import Cell, Params, Query, Role
+from gyre_sched.controller import Task, duties
 from gyre_sched.durations import TwoLevel
 from gyre_sched.policies import Async, Waterlevel
 from gyre_sched.scenario import Scenario
@@ -200,3 +202,37 @@ def test_an_optimiser_step_of_a_lost_core_is_void() -> None:
     step = state.step
     assert step is not None
     assert len(step.pending) == 2
+
+
+def test_a_step_that_is_complete_while_the_core_is_lost_is_made_when_it_is_back() -> None:
+    """Our own: a core that was being brought back was told to make it, which ended the bringing back for good."""
+    state = cluster()
+    tell(state, Dispatch(queries=("q0", "q1", "q2"), version=0))
+    ready(state, "q0", "q1")
+    tell(state, OpenBurst(steps=1))
+    to_train(state, "c0")
+    to_train(state, "c1")
+    tell(state, CellFailed(cell="c0", epoch=state.cells["c0"].epoch))
+    for _ in range(2):
+        settle(state, Waterlevel())
+        satellite = state.cells["c1"]
+        assert satellite.running is not None
+        tell(state, MicrostepDone(cell="c1", epoch=satellite.epoch, key=satellite.running))
+    assert state.step is not None
+    assert state.step.closing
+    assert all(duty.of != "c0" for duty in duties(state))
+    tell(state, CellRecovered(cell="c0", epoch=state.cells["c0"].epoch))
+    assert [duty.task for duty in duties(state) if duty.of == "c0"] == [Task.OPTIMISE]
+
+
+def test_a_burst_that_would_be_over_at_once_is_not_opened() -> None:
+    """Our own: with nothing serving and too few groups, Async opened and closed one for ever."""
+    policy = Async(rollout_cells=1, depth=1.0, streaming=True)
+    state = cluster(cells=2)
+    settle(state, policy)
+    epoch = state.cells["c0"].epoch
+    tell(state, Drained(cell="c0", epoch=epoch), SwitchDone(cell="c0", epoch=epoch, version=0))
+    ready(state, "q0")
+    tell(state, GroupDropped(query="q1", reason="evaluator failed"), CellFailed(cell="c1", epoch=0))
+    settle(state, policy)
+    assert state.burst is None

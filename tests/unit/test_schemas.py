@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_files_are_generated():
     command = [sys.executable, str(ROOT / "tools" / "generate_schemas.py"), "--check"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    found = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": f"{ROOT}:{ROOT}/proxy"}
+    )
     assert found.returncode == 0, found.stderr
 
 

@@ -31,7 +31,7 @@ def test_tree_names_run_and_execution_by_default_or_prefix(runs: Path) -> None:
     assert newest == out("tree", runs) == out("tree", "0ccc")
     assert out("tree", runs, "0bbb").startswith("0bbb swe-412 #1  claude-code")
     assert "\x1b" not in newest
-    with pytest.raises(ConfigError, match="runs/none holds no manifest"):
+    with pytest.raises(ConfigError, match="there is no runs/none"):
         raise gyre("tree", "runs/none").exception or AssertionError
     with pytest.raises(DataError, match="3 executions start with it"):
         raise gyre("tree", runs, "0").exception or AssertionError

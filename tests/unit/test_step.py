@@ -12,8 +12,9 @@ from gyre_train.edges import Anchor
 from gyre_train.megatron.gradients import clip_gradients
 from gyre_train.megatron.optimizer import Optimizer
 from gyre_train.megatron.parallel import groups
-from gyre_train.pack import Pack, Piece, TreeInput, lay_out
+from gyre_train.pack import Pack, Piece, lay_out
 from gyre_train.step import Learner, StepWork
+from gyre_train.tree_input import TreeInput
 from tests.support.training import config, tiny_model
 from tests.support.tree_inputs import make_tree
 

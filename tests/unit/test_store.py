@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ import pytest
 import gyre_data
 from gyre_data import manifest as manifests
 from gyre_data.arrays import from_table, list_views
+from gyre_data.commit_log import RECORD_BYTES
 from gyre_data.errors import ConfigError, CorruptError, SchemaError
+from gyre_data.listing import list_runs
 from gyre_data.reader import READ_ORDER
 from gyre_data.schema import MAJOR, TABLES, arrow_schema
 from gyre_data.segment import Sealed, write_sealed
@@ -91,6 +94,36 @@ def check_views_lie_in_maps(path: Path, suffix: str) -> None:
         assert not view.flags.writeable
         if maps:
             assert any(low <= view.ctypes.data < high for low, high in maps)
+
+
+def test_who_follows_a_run_maps_each_file_once_however_often_it_looks(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        writer.write(one_call(0))
+        run = gyre_data.open(tmp_path / "run")
+        for number in range(1, 200):
+            writer.write(one_call(number))
+            run.refresh()
+            nodes = run.table("nodes")
+        assert nodes.equals(gyre_data.open(tmp_path / "run").table("nodes"))
+        if sys.platform == "linux":
+            maps = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+            times = Counter(name for name in maps if name.startswith(str(tmp_path)))
+            assert max(times.values()) <= 2  # one has room for a megabyte
+        del run, nodes
+        if sys.platform == "linux":
+            assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_commit_that_was_taken_back_is_not_kept(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        for number in range(3):
+            writer.write(one_call(number))
+        run = gyre_data.open(tmp_path / "run")
+        before = run.table("nodes")
+        log = next((tmp_path / "run" / "nodes").glob("*.commit"))
+        os.truncate(log, log.stat().st_size - RECORD_BYTES)
+        assert run.refresh()
+        assert run.table("nodes").equals(before.slice(0, 4))  # two of each call
 
 
 def test_blobs(tmp_path):
@@ -314,6 +347,8 @@ def test_a_damaged_run_json_is_named(tmp_path, text):
 def test_not_a_run(tmp_path):
     with pytest.raises(ConfigError, match="wanted a run folder"):
         gyre_data.open(tmp_path)
+    with pytest.raises(ConfigError, match=f"there is no none in {Path.cwd()}; see `gyre ls`"):
+        gyre_data.open("none")
     with pytest.raises(ConfigError, match="record one first"):
         RunWriter(tmp_path / "none", create=False)
     with pytest.raises(ConfigError, match="becomes a file name"):
@@ -334,6 +369,12 @@ def test_find_run(tmp_path, monkeypatch):
     assert find_run("runs/c") == Path("runs/c")
     with pytest.raises(ConfigError, match="holds no manifest"):
         find_run("runs")
+    with RunWriter(Path("gyre-demo")) as writer:  # what the demo and live training make lies where they were started
+        writer.update_info({"created_at": "2026-01-04"})
+    assert find_run() == Path("gyre-demo")
+    assert find_run(root="runs") == Path("runs/a")
+    assert [run.path for run in list_runs()] == ["runs/b", "runs/c", "runs/a", "gyre-demo"]
+    assert [run.path for run in list_runs("runs")] == ["runs/b", "runs/c", "runs/a"]
 
 
 def step_row() -> Step:

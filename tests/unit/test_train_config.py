@@ -4,8 +4,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from gyre_data.errors import ConfigError
+from gyre_data.main import app
 from gyre_train import config
 from gyre_train.config import TrainingConfig, load_config, to_toml
 
@@ -57,6 +59,8 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--parallel.tp=2", "--parallel.ep=4"], r"parallel\.ep = 4: wanted a divisor of parallel\.tp = 2"),
         (["--pack.attention=flex"], r"flex: wanted a GPU .* set pack\.attention = segments"),
         (["--model.device=cuda"], r"wanted bfloat16 for flash-attn, the model runs in float32"),
+        (["--dryrun"], r"got '--dryrun'; did you mean --dry-run\?"),
+        (["--lr"], r"got '--lr'; write for example --train\.lr=1e-5"),
         (["--train.lr=inf"], "finite number above 0, got inf"),
         (["--train.lr=nan"], "finite number above 0, got nan"),
         (["--train.warmup_steps=-5"], r"train\.warmup_steps: wanted a number from 0"),
@@ -71,6 +75,9 @@ def test_overrides_win_and_the_dump_reads_back(tmp_path: Path) -> None:
         (["--loss.advantage=0"], "nothing to learn from"),
         (["--loss.reference=x"], "no effect with loss.kl = 0"),
         (["--loss.kind=sft", "--loss.kl=1"], "loss.kl has no effect on sft; remove it"),
+        (["--stream.parts=2"], r"stream\.parts has no effect without satellites; set stream\.satellites = true"),
+        (["--stream.satellites=true", "--stream.protocol=rdma"], 'set stream.method = "mooncake" or remove it'),
+        (["--stream.satellites=true", "--stream.port=70000"], "wanted a number from 0 to 65535, got 70000"),
     ],
 )
 def test_a_wrong_setting_says_what_to_do(tmp_path: Path, overrides: list[str], message: str) -> None:
@@ -83,6 +90,11 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="syntax error"):
         load_config(write(tmp_path, "[model"))
+
+
+def test_a_command_without_a_file_says_where_one_is() -> None:
+    done = CliRunner().invoke(app, ["train"])
+    assert "wanted a TOML file, got none; docs/training.md" in str(done.exception)
 
 
 def test_a_run_needs_no_file_at_all() -> None:

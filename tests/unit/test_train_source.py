@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gyre_data
 import gyre_data.tree
 from gyre_data.compact import compact
-from gyre_data.errors import ConfigError, DataError
+from gyre_data.errors import ConfigError, CorruptError, DataError
 from gyre_data.pins import tag
 from gyre_data.store import RunWriter
 from gyre_data.tree import Tree
@@ -74,6 +75,38 @@ def test_a_mix_keeps_its_shares_in_every_stretch(model: Path, tmp_path: Path) ->
     assert source.excluded["executions"]["beyond_mix"] == 16
     assert order(load_source(settings(model, runs[::-1], mix))) == names
     assert order(load_source(settings(model, runs, mix, "--train.seed=1"))) != names
+
+
+@pytest.mark.parametrize("loss", ["sequence", "sft"])
+def test_a_flipped_bit_in_a_token_is_not_trained_on(model: Path, tmp_path: Path, loss: str) -> None:
+    """It would be another token of the vocabulary: nothing but the checksum tells."""
+    run = made_run(tmp_path, "a", groups=2)
+    config = settings(model, [run], f"--loss.kind={loss}")
+    assert order(load_source(config))
+    (file,) = (run / "nodes").glob("*.arrow")
+    data = bytearray(file.read_bytes())
+    ids = gyre_data.open(run).table("nodes").column("token_ids").chunk(0).values.to_numpy()
+    at = bytes(data).index(ids[:8].tobytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    gyre_data.stats(gyre_data.open(run))  # which counts, and does not look at tokens
+    with pytest.raises(CorruptError, match=rf"{file}: wanted CRC-32 .*restore the file .*--salvage"):
+        load_source(config)
+    data[at] ^= 1
+    file.write_bytes(data)
+    assert order(load_source(config))
+
+
+def test_a_file_is_checked_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live run is opened again whenever groups are complete."""
+    config = settings(model, [made_run(tmp_path, "a", groups=2)])
+    load_source(config)
+    summed: list[int] = []
+    monkeypatch.setattr("gyre_data.segment.check_bytes", lambda data, *more, full: summed.append(data.size * full))
+    load_source(config)
+    (nodes,) = (tmp_path / "a" / "nodes").glob("*.arrow")
+    assert summed
+    assert nodes.stat().st_size not in summed
 
 
 def test_a_mix_goes_on_from_the_ledger(model: Path, tmp_path: Path) -> None:
@@ -204,3 +237,18 @@ def test_nodes_made_by_another_template_than_their_run_says_are_refused(model: P
         writer.update_info({"fingerprint": "f9cc"})
     with pytest.raises(DataError, match=r"was recorded with tokenizer and template f1, wanted f9cc; train"):
         load_source(settings(model, [run]))
+
+
+def test_what_is_left_out_is_counted_at_each_level(model: Path, tmp_path: Path) -> None:
+    forest = Forest()
+    for i in range(3):
+        e = forest.execution(f"e_{i}", group="g", score=float(i) if i < 2 else None)
+        e.call(new=[("user", 4)], output=3)
+        e.call(new=[("user", 5)], output=3, role="sub_agent", agent_id="a")
+        e.call(new=[("user", 3)], output=2, role="side")
+    forest.rows["nodes"] = [dataclasses.replace(n, token_ids=n.token_ids % VOCAB) for n in forest.rows["nodes"]]
+    forest.write(tmp_path / "r")
+    source = load_source(settings(model, [tmp_path / "r"], "--data.j_max=1"))
+    told = gyre_data.admit(gyre_data.open(tmp_path / "r"), j_max=1).counts()
+    assert source.excluded == {level: told[level] for level in ("executions", "calls", "trajectories")}
+    assert [sum(counts.values()) for counts in source.excluded.values()] == [1, 3, 3]

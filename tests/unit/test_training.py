@@ -23,6 +23,7 @@ from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
 from gyre_train import coordinator, step
 from gyre_train import forecast as forecasts
+from gyre_train.anchor import choose_anchor
 from gyre_train.config import to_toml
 from gyre_train.forecast import forecast
 from gyre_train.lineage import lineage_of
@@ -448,10 +449,10 @@ def test_negative_ids_are_refused(model: Path, tmp_path: Path) -> None:
 def test_data_whose_sampler_is_partly_unknown_is_not_called_own(model: Path, tmp_path: Path) -> None:
     settings = config(model, tmp_path / "out", runs=recorded_run(tmp_path / "r", model))
     source = load_source(settings)
-    assert coordinator.choose_anchor(settings, source, lineage_of(model)) == "behaviour"
+    assert choose_anchor(settings, source, lineage_of(model)) == "behaviour"
     unknown = dataclasses.replace(source.examples[0], policy_ids=frozenset())
     mixed = dataclasses.replace(source, examples=(unknown, *source.examples[1:]))
-    assert coordinator.choose_anchor(settings, mixed, lineage_of(model)) == "step"
+    assert choose_anchor(settings, mixed, lineage_of(model)) == "step"
 
 
 def test_the_temperature_of_a_call_reaches_the_packer(model: Path, tmp_path: Path) -> None:

@@ -123,6 +123,10 @@ CALL = call_row("c_0", ROOT, OUTPUT)
             [replace(ROOT, start_pos=1), replace(OUTPUT, start_pos=4), call_row("c_0", None, None)],
             [("position", "nodes n_p")],
         ),
+        (
+            [replace(ROOT, parent_id="n_o", start_pos=7), OUTPUT, CALL],
+            [("position", "nodes n_o"), ("circle", "nodes n_p"), ("call", "calls c_0")],
+        ),
         ([ROOT, replace(OUTPUT, root_id="n_o"), CALL], [("orphan", "nodes n_o")]),
         ([ROOT, replace(OUTPUT, execution_id="e_2"), CALL], [("orphan", "nodes n_o")]),
         ([ROOT, replace(OUTPUT, copy_of="n_x"), CALL], [("orphan", "nodes n_o")]),
@@ -272,7 +276,7 @@ def gyre(*arguments: str):
 
 def test_ls_and_verify_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "no run under ./runs; record one with: gyre demo" in gyre("ls").output
+    assert "no run here or in ./runs; record one: gyre demo" in gyre("ls").output
     path = write(Path("runs/a"), one_execution())
     assert "runs/a" in gyre("ls").output
     listed = gyre("ls", "runs/a")
