@@ -12,11 +12,29 @@ let opened = new Map(); // node id -> opened or closed by hand
 let wide = false; // all earlier messages are listed
 let shownCall = null;
 let turn = 0; // a later drawing stops an earlier one
+let drawn = null; // what the drawing rests on
 
 export function setUpTalk() {
   on("call", () => draw(true));
   on("tokens", () => draw(false));
-  on("refreshed", () => state.call === null && draw(false));
+  on("refreshed", () => drawn !== restsOn() && draw(false));
+}
+
+/** What the execution says of the selected call's path, as text: only when it changes is the conversation drawn anew. */
+function restsOn() {
+  const e = state.execution;
+  const call = state.call && e?.call(state.call);
+  if (!call) return `${e?.calls.length ?? 0}`;
+  const calls = new Set();
+  const nodes = e.pathOfCall(call).map((i) => {
+    const node = e.nodes[i];
+    const from = e.callById.get(node.call_id);
+    if (from) calls.add(from);
+    return [node, e.ownerOf.get(node.node_id), e.excludedCall.get(node.call_id), (e.pathsThrough.get(node.node_id) || 0) > 1];
+  });
+  const before = [...calls.add(call)].map((one) => [one, e.eventOf.get(one.number), e.compactionOf.get(one.call_id)]);
+  const agents = (e.started.get(call.number) || []).map((lane) => [lane.agent_id, lane.num_calls, lane.segments.length]);
+  return JSON.stringify([nodes, before, agents, e.siblings(call).find((n) => n > call.number), e.versions]);
 }
 
 /** List all earlier messages, or only the last few. */
@@ -37,6 +55,7 @@ export function readPath() {
 async function draw(fresh) {
   if (state.tab !== "talk") return;
   const mine = ++turn;
+  drawn = restsOn();
   const e = state.execution;
   const box = $("talk");
   const call = state.call && e?.call(state.call);
@@ -53,7 +72,9 @@ async function draw(fresh) {
   const parts = await content(e, call, path, first);
   if (mine !== turn || state.tab !== "talk") return; // another part of the page is shown by now
   const kept = box.scrollTop;
+  const focused = box.contains(document.activeElement) && document.activeElement.closest("[data-node]")?.dataset.node;
   fill(box, parts);
+  if (focused) box.querySelector(`[data-node="${CSS.escape(focused)}"] .card-head`)?.focus({ preventScroll: true });
   box.scrollTop = fresh ? 0 : kept;
   if (fresh) show(box);
 }
