@@ -122,6 +122,11 @@ def train(
 
         _show_forecast(forecast(settings), as_json)
         return
+    from .folder import finished
+
+    if done := finished(settings):  # before torch and megatron are loaded, which takes longer than to say it
+        _show_summary(done, as_json)
+        return
     # On a machine with nvcc and no GPU torch warns of that while megatron is imported; a CPU run wants neither.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     if settings.scheduler.cells:

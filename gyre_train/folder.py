@@ -15,17 +15,21 @@ from typing import Any
 
 from gyre_data import manifest as manifests
 from gyre_data.errors import ConfigError, CorruptError
+from gyre_data.run_info import read_info
 from gyre_data.schema import TABLES
 from gyre_data.store import RunWriter
 from gyre_data.types import PolicyVersion
 
 from .config import TrainingConfig
+from .lineage import lineage_of
+from .metrics import read_metrics
 
 __all__ = [
     "TrainSummary",
     "Versions",
     "check_folder",
     "checkpoints",
+    "finished",
     "latest_checkpoint",
     "read_state",
     "saved_checkpoints",
@@ -85,6 +89,33 @@ def read_state(folder: Path) -> dict[str, Any]:
             "to resume from the one before"
         )
     return state
+
+
+def finished(config: TrainingConfig) -> TrainSummary | None:
+    """Summary of a session that has nothing to do, where folder and config alone tell so; None: it has to be begun.
+
+    Nothing to do is: the last step is saved, nobody is to be told of it (engines, satellites, services that an earlier
+    session left), no pass over held-out tasks is due, and the folder is the training of this model.
+    """
+    newest = latest_checkpoint(checkpoints(config))
+    helped = config.stream.satellites and not config.scheduler.cells
+    if newest is None or not config.train.steps or config.publish.engines or helped:
+        return None
+    output, state, every = Path(config.output.dir), read_state(newest), config.rollout.eval_every
+    step, info = state["step"], read_info(output)
+    if step < config.train.steps or (output / "services.json").exists():
+        return None
+    passes = [row["step"] for row in read_metrics(output / "evals.jsonl")]
+    if every and (config.scheduler.cells or (step % every == 0 and step not in passes)):
+        return None  # cells: their proxy knows which passes are under way
+    if info.get("base") != str(lineage_of(config.model.path).version):
+        return None
+    if config.output.policy_id not in (None, info.get("policy_id")):
+        return None
+    return TrainSummary(
+        output=config.output.dir, version=state["version"], checkpoint=str(newest), step=step, steps_done=0, loss=None,
+        trained_tokens=0, publish_errors=(), stopped=False,
+    )  # fmt: skip
 
 
 def stop_file(config: TrainingConfig) -> Path:

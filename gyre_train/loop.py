@@ -18,7 +18,7 @@ from pathlib import Path
 from .config import TrainingConfig, load_config
 from .coordinator import Coordinator, Order, Setup
 from .elastic.command import train_on_cells
-from .folder import TrainSummary, checkpoints, stop_file
+from .folder import TrainSummary, checkpoints, finished, stop_file
 from .interrupts import asked_to_stop
 from .megatron.parallel import from_first_rank, is_first_rank, run_ranks
 from .rollout.services import services
@@ -36,6 +36,8 @@ def train(
     """Train as configured until `train.steps` or the end of the data, resuming what `output.dir` holds."""
     if not isinstance(config, TrainingConfig):
         config = load_config(config, overrides)
+    if done := finished(config):
+        return done
     if config.scheduler.cells:
         return train_on_cells(config, show_progress=show_progress)
     output = Path(config.output.dir)
