@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre_data import ledger
+from gyre_data.show.numbers import plural
 from gyre_data.store import RunWriter
 from gyre_data.types import LedgerRow, PolicyVersion, Step
 
@@ -182,7 +183,8 @@ class Coordinator:
         if self._rollouts is not None:
             return self._wait("rollout", self._rollouts.told)
         names = ", ".join(run.path.name for run in live)
-        return self._wait("rollout", f"step {self._step + 1}: {len(due)} of {wanted} executions; waiting for {names}")
+        come = f"step {self._step + 1}: {len(due)} of {plural(wanted, 'execution')}"
+        return self._wait("rollout", f"{come}; waiting for more to be complete in run {names}")
 
     def _dispatch(self) -> None:
         if self._rollouts is not None and self._source.live and not (self._stop.exists() or self._is_over()):
@@ -372,14 +374,14 @@ class Coordinator:
         if self._checkpoint is None or not self._config.publish.engines:
             return
         started = self._published_at = time.monotonic()
-        engines = f"{len(self._config.publish.engines)} engines"
+        engines = plural(len(self._config.publish.engines), "engine")
         with self._progress.waiting("publish", f"publishing: waiting for {engines} to load {self.version}"):
             done = self._publisher.publish(self._checkpoint, self._versions.present)
         self._publish_errors = [f"{p.engine}: {p.error}" for p in done if p.error]
         self._served = self._served if self._publish_errors else self._step
         _LOG.info(
-            "published %s to %d of %d engines in %.1f s", self.version, len(done) - len(self._publish_errors),
-            len(done), time.monotonic() - started,
+            "published %s to %d of %s in %.1f s", self.version, len(done) - len(self._publish_errors),
+            plural(len(done), "engine"), time.monotonic() - started,
         )  # fmt: skip
 
     def summary(self) -> TrainSummary:

@@ -17,6 +17,7 @@ from pathlib import Path
 from gyre_data.child import answers
 from gyre_data.errors import ConfigError, EngineError
 from gyre_data.run_info import read_info
+from gyre_data.show.numbers import plural
 from gyre_data.store import RunWriter
 from gyre_data.types import PolicyVersion
 from gyre_train.config import TrainingConfig, to_toml
@@ -239,7 +240,7 @@ class _Elastic:
             url = self._serve_last(step)
             api.send("POST", "/api/engines", {"action": "add", "url": url})
         while (missing := passes.look()) and not self._is_stopping():
-            with progress.waiting("evaluate", f"evaluating: waiting for {missing} held-out tasks"):
+            with progress.waiting("evaluate", f"evaluating: waiting for {plural(missing, 'held-out task')}"):
                 self._stop.wait(_LOOK_S)
 
     def _serve_last(self, step: int) -> str:

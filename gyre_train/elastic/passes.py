@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gyre_data.show.numbers import plural
 from gyre_data.store import open as open_run
 from gyre_data.types import PolicyVersion
 from gyre_train.config import TrainingConfig
@@ -55,7 +56,8 @@ class Passes:
         self._dispatcher.evaluate(self._held_out, step, self._config.rollout.eval_attempts)
         self.open.append(step)
         self._look_at = 0.0
-        _LOG.info("evaluating %s: %d held-out tasks are queued", self._version_of(step), len(self._held_out))
+        queued = plural(len(self._held_out), "held-out task")
+        _LOG.info("evaluating %s: queued %s", self._version_of(step), queued)
 
     def look(self) -> int:
         """Write down the passes that are whole; returns how many held-out tasks are waited for."""
@@ -81,6 +83,7 @@ class Passes:
         score = "no score" if found["score"] is None else f"score {found['score']:.3f}"
         own = tokens.get(str(version), 0) / max(sum(tokens.values()), 1)
         _LOG.info(
-            "evaluation after step %d (%s): %s over %d tasks, %d executions without a score; %.0f %% of the tokens are "
-            "of these weights", step, version, score, len(found["by_task"]), found["unscored"], 100 * own,
+            "evaluation after step %d (%s): %s over %s, %s without a score; %.0f %% of the tokens are of these weights",
+            step, version, score, plural(len(found["by_task"]), "task"), plural(found["unscored"], "execution"),
+            100 * own,
         )  # fmt: skip

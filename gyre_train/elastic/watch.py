@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from gyre_data.show.numbers import plural
+
 __all__ = ["Seen", "seen", "told"]
 
 _LINE = re.compile(r"^gyre_sched_(\w+?)(?:\{(?:role|of)=\"(\w+)\"\})? (\S+)$", re.MULTILINE)
@@ -59,26 +61,26 @@ def seen(path: Path) -> Seen | None:
 def told(now: Seen, steps: int, held_out: int) -> str:
     """One line: the step, what cells do, and what is waited for. `held_out`: tasks of passes that are under way."""
     cells = [
-        f"{count} {what}"
-        for count, what in (
-            (now.serving, f"serve version {now.served}"), (now.training, "train"), (now.moving, "change"),
-            (now.down, "down"),
+        f"{count} {one if count == 1 else many}"
+        for count, one, many in (
+            (now.serving, f"serves version {now.served}", f"serve version {now.served}"),
+            (now.training, "trains", "train"), (now.moving, "changes", "change"), (now.down, "down", "down"),
         )
         if count
     ]  # fmt: skip
     step = min(now.version + 1, steps)
     line = f"step {step}/{steps}  cells: {', '.join(cells) or 'none yet'}  waiting for {_waits(now)}"
-    return line + (f"; {held_out} held-out tasks" if held_out else "")
+    return line + (f"; {plural(held_out, 'held-out task')}" if held_out else "")
 
 
 def _waits(now: Seen) -> str:
     if now.down:
-        return f"{now.down} lost cells to come back"
+        return f"{plural(now.down, 'lost cell')} to come back"
     if now.step_open and now.training and not now.at_work:
         return "cells to compute the step"
     if now.at_work:
-        waited = f"{now.at_work} executions at work"
+        waited = f"{plural(now.at_work, 'execution')} at work"
         return f"{waited}, while cells train" if now.training else waited
     if now.moving:
-        return f"{now.moving} cells to change"
+        return f"{plural(now.moving, 'cell')} to change"
     return "engines to load the weights" if now.served < now.version else "groups to be judged"

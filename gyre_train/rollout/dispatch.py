@@ -83,7 +83,7 @@ class Dispatcher:
     def out(self, complete: Collection[str], is_used: Callable[[str], bool]) -> list[Out]:
         """Groups that are dispatched and neither used up nor given up, oldest first."""
         return [
-            Out(group=group["id"], step=mark["step"], complete=group["id"] in complete)
+            Out(group=group["id"], task=group["task"], step=mark["step"], complete=group["id"] in complete)
             for group, mark in self._groups("train")
             if group["size"] != 0 and not (group["id"] in complete and is_used(group["id"]))
         ]
@@ -102,7 +102,7 @@ class Dispatcher:
             turn, place = divmod(number, len(self._tasks))
             task = tasks_in_round(turn, self._tasks, self._seed)[place]
             self._queue(name, task, self._attempts, mark)
-            found.append(Out(group=name, step=step, complete=False))
+            found.append(Out(group=name, task=task, step=step, complete=False))
         return found
 
     def evaluate(self, tasks: Sequence[str], version: int, attempts: int) -> dict[str, str]:

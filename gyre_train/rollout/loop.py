@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gyre_data.child import run_gyre
 from gyre_data.errors import ConfigError
 from gyre_data.execution import executions
+from gyre_data.show.numbers import plural
 from gyre_data.store import open as open_run
 from gyre_train.config import TrainingConfig
 
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
     from gyre_train.lineage import Lineage
     from gyre_train.source import Example, Source
 
-__all__ = ["Rollouts", "split_tasks", "staleness", "task_names"]
+    from .settings import RolloutConfig
+
+__all__ = ["Rollouts", "split_tasks", "staleness", "task_names", "waited_for"]
 
 _LOG = logging.getLogger(__name__)
+_NAMED = 3
+"""Groups that are waited for by name; of more, their number."""
 
 
 class Rollouts:
@@ -57,7 +62,7 @@ class Rollouts:
             due, self.out, step=step, per_step=config.train.executions_per_step, attempts=rollout.attempts,
             max_staleness=rollout.max_staleness,
         )  # fmt: skip
-        self._say(step)
+        self.told = waited_for(self.out, step, rollout)
         return chosen
 
     def arriving(self, due: Sequence[Example], taken: Sequence[Example], step: int) -> tuple[list[Example], bool]:
@@ -67,17 +72,8 @@ class Rollouts:
             due, self.out, taken, step=step, per_step=config.train.executions_per_step, attempts=rollout.attempts,
             max_staleness=rollout.max_staleness,
         )  # fmt: skip
-        self._say(step)
+        self.told = waited_for(self.out, step, rollout)
         return found
-
-    def _say(self, step: int) -> None:
-        rollout = self._config.rollout
-        complete = sum(one.complete for one in self.out)
-        late = [one.group for one in self.out if not one.complete and one.step <= step - rollout.max_staleness]
-        self.told = (
-            f"step {step + 1}: {complete} of {len(self.out)} groups are complete; waiting for "
-            f"{', '.join(late[:3]) + ', which may get no older' if late else 'the others'} (gyre run, {rollout.run})"
-        )
 
     def is_evaluating(self, source: Source, step: int, version: str) -> bool:
         """Whether the pass over held-out tasks that is due after `step` is still running; writes its result if not."""
@@ -88,20 +84,33 @@ class Rollouts:
         groups = self._dispatcher.evaluate(self.held_out, number, rollout.eval_attempts)
         missing = [name for name in groups if name not in source.complete]
         if missing:
-            self.told = f"evaluating {version}: waiting for {len(missing)} of {len(groups)} held-out tasks"
+            self.told = f"evaluating {version}: waiting for {len(missing)} of {plural(len(groups), 'held-out task')}"
             return True
         found = score_groups(open_run(rollout.run), groups, self._config.data.evaluators)
         self._evals.write({"step": step, "version": version, "at": time.time(), **found})
         score = "no score" if found["score"] is None else f"score {found['score']:.3f}"
         _LOG.info(
-            "evaluation after step %d (%s): %s over %d tasks, %d executions without a score", step, version, score,
-            len(found["by_task"]), found["unscored"],
+            "evaluation after step %d (%s): %s over %s, %s without a score", step, version, score,
+            plural(len(found["by_task"]), "task"), plural(found["unscored"], "execution"),
         )  # fmt: skip
         return False
 
     def close(self) -> None:
         """Release the connection."""
         self._api.close()
+
+
+def waited_for(out: Sequence[Out], step: int, rollout: RolloutConfig) -> str:
+    """For people: how far the groups are, and whom the step after `step` waits for."""
+    complete = sum(one.complete for one in out)
+    late = [one for one in out if not one.complete and one.step <= step - rollout.max_staleness]
+    names = ", ".join(f"{one.task} (group {one.group})" for one in late[:_NAMED])
+    names += f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
+    whom = f"task{'s' if len(late) > 1 else ''} {names}, too old for any later step" if late else "the others"
+    return (
+        f"step {step + 1}: {complete} of {plural(len(out), 'group')} of executions complete; waiting for {whom}; "
+        f"`gyre run` works at {'it' if len(late) == 1 else 'them'}: gyre ls {rollout.run}"
+    )
 
 
 def split_tasks(config: TrainingConfig, held_out: Callable[[str], bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -38,6 +38,7 @@ class Out:
     """A group that is dispatched and not used up: under the weights of which step, and whether it is complete."""
 
     group: str
+    task: str
     step: int
     complete: bool
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre_data.errors import EngineError
+from gyre_data.show.numbers import plural
 from gyre_train.figures import Figures
 from gyre_train.pack import Pack
 from gyre_train.publish.control import EngineGone
@@ -107,7 +108,7 @@ class Desk:
         return errand
 
     def _gone(self, gone: Gone) -> Errand:
-        lost = f"; {len(self._held)} micro-steps dropped" if self._held else ""
+        lost = f"; {plural(len(self._held), 'micro-step')} dropped" if self._held else ""
         _LOG.info("satellite %s: %s%s", self._name, gone, lost)
         self._forget()
         return Errand(job=Job.DROP)
@@ -208,7 +209,7 @@ class Desk:
                 continue
             self._heard_s = time.monotonic()
             if "added" in answer:
-                _LOG.info("satellite %s: handed in %d micro-steps", self._name, len(keys))
+                _LOG.info("satellite %s: handed in %s", self._name, plural(len(keys), "micro-step"))
                 self._held = []
                 return
             if "failed" in answer:

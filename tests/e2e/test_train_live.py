@@ -67,7 +67,8 @@ def test_each_group_is_trained_and_the_next_is_sampled_by_what_it_made(tmp_path:
         finally:
             trainer.kill()
             assert proxy.stop() == 0
-    assert "step 2: 0 of 2 executions; waiting for run" in told
+    assert "step 2: 0 of 2 executions; waiting for more to be complete in run run" in told
+    assert "published rl:1 to 1 of 1 engine in " in told
     groups = [{row.group_id for row in ledger.ledger(out) if row.step == step} for step in range(1, STEPS + 1)]
     assert groups == [{"g0"}, {"g1"}, {"g2"}]
     assert len({row.execution_id for row in ledger.ledger(out)}) == 2 * STEPS

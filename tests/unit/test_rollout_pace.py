@@ -21,7 +21,7 @@ class Member:
 
 
 def out(**groups: tuple[int, bool]) -> list[Out]:
-    return [Out(group=name, step=step, complete=complete) for name, (step, complete) in groups.items()]
+    return [Out(group=name, task="t", step=step, complete=complete) for name, (step, complete) in groups.items()]
 
 
 def members(*groups: str, size: int = 2) -> list[Member]:
@@ -86,13 +86,13 @@ def test_no_group_gets_older_than_the_bound_and_nothing_stands_still(seed: int) 
     while step < 40:
         limit = budget(per_step, attempts, staleness)
         for _ in range(limit - len(out)):
-            out.append(Out(group=f"g{number}", step=step, complete=False))
+            out.append(Out(group=f"g{number}", task="t", step=step, complete=False))
             number += 1
         pick = rng.randrange(len(out))  # any of them becomes complete, or is given up, whatever its age
         if rng.random() < 0.1:
             del out[pick]
         else:
-            out[pick] = Out(group=out[pick].group, step=out[pick].step, complete=True)
+            out[pick] = Out(group=out[pick].group, task="t", step=out[pick].step, complete=True)
         due = members(*(one.group for one in out if one.complete), size=rng.randint(1, attempts))
         chosen = choose(due, out, step=step, per_step=per_step, attempts=attempts, max_staleness=staleness)
         idle += 1
@@ -124,14 +124,14 @@ def test_a_step_that_fills_takes_each_group_once_and_keeps_the_bound(seed: int) 
     taken: list[Member] = []
     while step < 40:
         for _ in range(budget(per_step, attempts, staleness) - len(out)):
-            out.append(Out(group=f"g{number}", step=step, complete=False))
+            out.append(Out(group=f"g{number}", task="t", step=step, complete=False))
             number += 1
         inside = {one.group_id for one in taken}
         pick = rng.randrange(len(out))
         if rng.random() < 0.1 and out[pick].group not in inside:
             del out[pick]
         else:
-            out[pick] = Out(group=out[pick].group, step=out[pick].step, complete=True)
+            out[pick] = Out(group=out[pick].group, task="t", step=out[pick].step, complete=True)
         due = members(*rng.sample(found := [one.group for one in out if one.complete], len(found)), size=attempts)
         chosen, whole = arriving(
             due, out, taken, step=step, per_step=per_step, attempts=attempts, max_staleness=staleness

@@ -13,6 +13,8 @@ from gyre_data.store import RunWriter
 from gyre_data.store import open as open_run
 from gyre_train.config import load_config
 from gyre_train.rollout.evaluation import EvalLog, score_groups
+from gyre_train.rollout.loop import waited_for
+from gyre_train.rollout.pace import Out
 from tests.support.forest import Forest
 
 BASE = ("--model.path=m", "--output.dir=out", "--train.steps=4", "--rollout.tasks=t.toml", "--rollout.attempts=4")
@@ -54,6 +56,23 @@ def test_a_plan_before_anything_is_recorded_says_so(tmp_path: Path, monkeypatch:
     *_, told, following = shown.stdout.splitlines()
     assert told.startswith("nothing is recorded in out-run yet")
     assert following == "next: the same without --dry-run"
+
+
+def test_a_wait_says_which_tasks_and_who_works_at_them() -> None:
+    def told(*complete: bool) -> str:
+        out = [Out(group=f"live-{n:06d}", task=f"swe-{n}", step=n, complete=each) for n, each in enumerate(complete)]
+        return waited_for(out, 6, load_config(None, [*BASE, "--rollout.max_staleness=2"]).rollout)
+
+    works = "; `gyre run` works at {}: gyre ls out-run"
+    begun = "step 7: 5 of 6 groups of executions complete; waiting for "
+    one = "task swe-4 (group live-000004), too old for any later step"
+    assert told(True, True, True, True, False, True) == begun + one + works.format("it")
+    assert told(True, True, True, True, True, False) == begun + "the others" + works.format("them")
+    assert (
+        "tasks swe-0 (group live-000000), swe-1 (group live-000001), swe-2 (group live-000002) and 2 more, too "
+        in told(*5 * [False])
+    )
+    assert told(False).startswith("step 7: 0 of 1 group of executions complete; waiting for task swe-0 (group ")
 
 
 def test_a_pass_is_the_mean_over_tasks_and_no_score_is_not_zero(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,10 @@ def test_the_controllers_figures_say_who_waits_for_whom(tmp_path: Path) -> None:
     assert (now.serving, now.training, now.version, now.at_work, now.step_open) == (2, 0, 0, 0, False)
     line = told(now, 4, 0)
     assert line == "step 1/4  cells: 2 serve version 0  waiting for groups to be judged"
+    one = replace(now, serving=1, training=1, at_work=1)
+    line = "step 1/4  cells: 1 serves version 0, 1 trains  waiting for 1 execution at work, while cells train"
+    assert told(one, 4, 1) == f"{line}; 1 held-out task"
+    assert told(replace(one, down=1), 4, 0).endswith("1 trains, 1 down  waiting for 1 lost cell to come back")
 
 
 def test_a_pass_says_which_weights_sampled_it(tmp_path: Path) -> None:
