@@ -24,7 +24,7 @@ _DEMO = ("train", "local", "proxy")
 
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where runs are to be recorded: its disk is looked at.")] = Path(),
-    engine: Annotated[list[str] | None, typer.Option("--engine", help="Engine URL; may repeat.")] = None,
+    engine: Annotated[list[str] | None, typer.Option("--engine", metavar="URL", help="Engine URL; may repeat.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Model folder, compared with each engine.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:

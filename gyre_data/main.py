@@ -6,8 +6,9 @@ imported until a command is chosen. The functions are a few lines each over a li
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from traceback import walk_tb
@@ -71,6 +72,21 @@ _EXTRA = {
 }
 
 
+class _Command(TyperCommand):
+    """Shows its switches as what they are."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _take_nothing(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+def _take_nothing(params: Iterable[Any]) -> None:
+    """For `--help`: Typer says of a switch that it takes a <bool>, which it refuses."""
+    for one in params:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+
+
 class _LazyGroup(TyperGroup):
     """Lists commands from the table and imports a command's module only to run it or to show its own help."""
 
@@ -80,6 +96,10 @@ class _LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _take_nothing(self.get_params(ctx))
+        super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
@@ -92,8 +112,11 @@ def _load(name: str) -> Any:
         target = getattr(import_module(module), function)
     target = _naming_the_extra(name)(target)  # commands import what is heavy when they run
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-    one.command(name, short_help=short, context_settings=getattr(target, "context_settings", None))(target)
-    return build_command(one)
+    settings = getattr(target, "context_settings", None)
+    one.command(name, cls=_Command, short_help=short, context_settings=settings)(target)
+    command = build_command(one)
+    command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", command.help or "")  # its lines would break twice on a narrow screen
+    return command
 
 
 @contextmanager

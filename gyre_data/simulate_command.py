@@ -16,9 +16,12 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    scenario: Annotated[str, typer.Argument(help="122b, 2.4t, or a TOML file with [scenario] and [[rung]].")] = "122b",
+    scenario: Annotated[
+        str, typer.Argument(help=r"122b, 2.4t, or a TOML file with \[scenario] and [\[rung]].")
+    ] = "122b",
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", help="Only these rungs, or a policy's name or path; may repeat.")
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME", help="Only these rungs, or a policy's name or path; may repeat."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Paired seeds; 6 or more to tell differences under 3 %.")] = 3,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,

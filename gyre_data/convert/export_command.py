@@ -45,11 +45,16 @@ def export(
         str | None, typer.Option(help="SQL condition on executions, such as 'score > 0.5'; see docs/convert.md.")
     ] = None,
     redact: Annotated[bool, typer.Option(help="Take secrets out.")] = True,
-    pattern: Annotated[list[str] | None, typer.Option(help="Regular expression of another secret; may repeat.")] = None,
-    role: Annotated[list[Role] | None, typer.Option(help="Only trajectories of this role; may repeat.")] = None,
+    pattern: Annotated[
+        list[str] | None, typer.Option(metavar="REGEX", help="Regular expression of another secret; may repeat.")
+    ] = None,
+    role: Annotated[
+        list[Role] | None,
+        typer.Option(metavar="ROLE", help=f"Only trajectories of this role: {', '.join(Role)}; may repeat."),
+    ] = None,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
     evaluator: Annotated[
-        list[str] | None, typer.Option(help="Evaluator of the reward, NAME or NAME=WEIGHT; may repeat.")
+        list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="Evaluator of the reward; may repeat.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,

@@ -29,7 +29,10 @@ def eval_(
     other: Annotated[Path | None, typer.Argument(help="A second run, compared with the first task by task.")] = None,
     k: Annotated[str, typer.Option("-k", help="Numbers of attempts, for example 1,4.")] = "1",
     by: Annotated[str | None, typer.Option(help="`task`: a line for each task.")] = None,
-    evaluator: Annotated[list[str] | None, typer.Option(help="NAME or NAME=WEIGHT; may repeat.")] = None,
+    evaluator: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=WEIGHT]", help="Evaluator whose scores count, with a weight; may repeat."),
+    ] = None,
     threshold: Annotated[float, typer.Option("--pass", help="A score of at least this much is a pass.")] = 1.0,
     rescore: Annotated[
         str | None, typer.Option(help="First judge the kept workspaces again with this command, as in tasks.toml.")

@@ -38,7 +38,8 @@ def explain(
         str | None, typer.Argument(help="EXECUTION[:CALL[:TOKEN]]; left out, every execution of the run.")
     ] = None,
     evaluator: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=WEIGHT of the reward; may repeat. Left out, the only one.")
+        list[str] | None,
+        typer.Option(metavar="NAME[=WEIGHT]", help="Evaluator of the reward; may repeat. Left out, the only one."),
     ] = None,
     loss: Annotated[
         Objective, typer.Option(help="What would be trained: sft needs no scores and log-probs.")

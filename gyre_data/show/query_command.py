@@ -41,7 +41,7 @@ def query(
     ] = None,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
     evaluator: Annotated[
-        list[str] | None, typer.Option(help="Evaluator of the reward, NAME or NAME=WEIGHT; may repeat.")
+        list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="Evaluator of the reward; may repeat.")
     ] = None,
 ) -> None:
     """Ask runs anything by SQL (DuckDB); without SQL, list the views and their columns.

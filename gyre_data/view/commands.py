@@ -34,7 +34,8 @@ def view(
         bool, typer.Option("--remote", help="Allow a --host that others reach; each browser needs the printed token.")
     ] = False,
     evaluator: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=WEIGHT of the reward; may repeat. Left out, the only one.")
+        list[str] | None,
+        typer.Option(metavar="NAME[=WEIGHT]", help="Evaluator of the reward; may repeat. Left out, the only one."),
     ] = None,
     j_max: Annotated[int, typer.Option("--j-max", help="Trajectories kept per execution; 0 keeps all.")] = 5,
     training: Annotated[

@@ -29,7 +29,7 @@ MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Output limit o
 
 def proxy(
     run: Annotated[Path, typer.Option("--run", help="Run folder to record to; an old one is continued.")],
-    engine: Annotated[list[str] | None, typer.Option(help="URL of an engine; may be repeated.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(metavar="URL", help="URL of an engine; may be repeated.")] = None,
     await_engines: AwaitOption = False,
     tokenizer: Annotated[
         Path | None,

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from gyre_data.installing import pip_install
-from gyre_data.main import COMMANDS
+from gyre_data.main import COMMANDS, _load, app
 from tests.support.forest import Forest
 
 
@@ -33,6 +34,17 @@ def test_every_command_loads_and_every_option_has_help() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
+def test_help_shows_switches_without_a_value_and_all_that_it_says(words: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).output
+    assert "--help" in shown
+    assert not [line for line in shown.splitlines() if "--" in line and ("<bool>" in line or "list[" in line)]
+    if words:
+        command = _load(*words)
+        said = [*command.help.split("\n\n"), *(param.help for param in command.params if param.help)]
+        assert not [text for text in said if text.replace("\\[", "[") not in shown]
 
 
 def test_an_error_is_one_line() -> None:

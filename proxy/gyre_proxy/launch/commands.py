@@ -35,7 +35,9 @@ _PATIENCE_S = 60.0
 """How long a launcher that serves waits for its proxy before it gives up."""
 
 RunOption = Annotated[Path, typer.Option("--run", help="Run folder; its run.json names the proxy.")]
-EngineOption = Annotated[list[str] | None, typer.Option("--engine", help="Engine URL; starts a proxy for this run.")]
+EngineOption = Annotated[
+    list[str] | None, typer.Option("--engine", metavar="URL", help="Engine URL; starts a proxy for this run.")
+]
 TokenizerOption = Annotated[Path | None, typer.Option(help="Folder of the served model; else it only counts.")]
 UpstreamOption = Annotated[str | None, typer.Option(help="Where such calls go, if not to the provider itself.")]
 KeyOption = Annotated[str | None, typer.Option(envvar="GYRE_KEY", help="Key of the proxy, when it has one.")]
