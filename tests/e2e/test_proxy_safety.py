@@ -40,7 +40,7 @@ async def raw(url, data, pause=None):
             await writer.drain()
             if pause:
                 await asyncio.sleep(pause)
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), 60)
     except ConnectionError:
         return b""
     finally:
@@ -49,7 +49,7 @@ async def raw(url, data, pause=None):
 
 @pytest.mark.parametrize("path", WIRES)
 async def test_a_body_that_is_too_large_or_stops_coming(tmp_path, path):
-    engine, bounds = ScriptedEngine([OTHER]), Bounds(body_bytes=1000, body_s=0.2)
+    engine, bounds = ScriptedEngine([OTHER]), Bounds(body_bytes=1000, body_s=1.0)
     async with engine.serving(), serve_proxy(tmp_path / "run", engine, bounds=bounds) as served, served.http() as http:
         answer = await http.post(path, json={**REQUEST, "metadata": {"x": "y" * 2000}})
         assert answer.status_code == 413
@@ -72,15 +72,15 @@ async def test_a_compressed_body_is_refused_and_told_so(tmp_path, path):
 
 
 async def test_a_head_that_is_too_large_too_slow_or_never_ends(tmp_path):
-    engine, bounds = ScriptedEngine([OTHER]), Bounds(head_bytes=2000, head_s=0.3)
+    engine, bounds = ScriptedEngine([OTHER]), Bounds(head_bytes=2000, head_s=3.0)
     async with engine.serving(), serve_proxy(tmp_path / "run", engine, bounds=bounds) as served, served.http() as http:
         start = b"POST /x/e1/v1/messages HTTP/1.1\r\nhost: localhost\r\n"
         whole = start + b"x-big: " + b"a" * 3000 + b"\r\ncontent-length: 2\r\n\r\n{}"
         assert b" 431 " in (await raw(served.url, [whole])).split(b"\r\n")[0]
         endless = [start, *[b"x-a: " + b"b" * 500 + b"\r\n"] * 4]  # no end of the head in sight
         assert b" 431 " in (await raw(served.url, endless, pause=0.01)).split(b"\r\n")[0]
-        assert b" 408 " in (await raw(served.url, [start])).split(b"\r\n")[0]
-        assert b" 408 " in (await raw(served.url, [b""])).split(b"\r\n")[0]
+        for slow in await asyncio.gather(raw(served.url, [start]), raw(served.url, [b""])):
+            assert b" 408 " in slow.split(b"\r\n")[0]
         assert (await http.post("/x/e1/v1/messages", json=REQUEST)).status_code == 200  # others go on
     assert len(check_run(tmp_path / "run", engine)) == 1
 
@@ -118,7 +118,7 @@ async def test_calls_in_flight_are_bounded(tmp_path, path):
 
 
 async def test_a_call_that_is_sampled_for_too_long_is_cut_and_recorded(tmp_path):
-    engine, bounds = ScriptedEngine([{**OTHER, "deltas": OTHER["deltas"] * 2}]), Bounds(call_s=0.3)
+    engine, bounds = ScriptedEngine([{**OTHER, "deltas": OTHER["deltas"] * 2}]), Bounds(call_s=3.0)
     engine.hold(1)
     async with engine.serving(), serve_proxy(tmp_path / "run", engine, bounds=bounds) as served, served.http() as http:
         answer = await http.post("/x/e1/v1/messages", json=REQUEST)
