@@ -131,7 +131,7 @@ async def test_conversations_over_both_wires_extend_exactly(tmp_path, model, eng
 
 async def test_a_kill_in_mid_recording_loses_nothing_that_was_acknowledged(tmp_path, model, engine):
     run = tmp_path / "run"
-    proxy = ProxyProcess(run, engine, model, "--port", "0")
+    proxy = ProxyProcess(run, engine, model)  # on a port that no connection can take while it is down
     url, seen = proxy.url, []
     # One execution with two sub-agents beside its main agent, and two more executions.
     kinds = {
@@ -188,7 +188,7 @@ def test_tls(tmp_path, model, engine):
     try:
         assert proxy.url.startswith("https://127.0.0.1:")
         request = {"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
-        with httpx.Client(verify=context) as http:
+        with httpx.Client(verify=context, timeout=120) as http:
             assert http.post(f"{proxy.url}/x/e1/v1/messages", json=request).status_code == 200
             made = http.post(f"{proxy.url}/api/executions", json={"task": "t"}).json()
             assert made["base_url"].startswith("https://")

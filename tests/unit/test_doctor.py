@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gyre_data import doctor as module
+from gyre_data.child import free_port
 from gyre_data.doctor import Finding, Level, doctor
 from gyre_data.doctor_command import _lines
 from gyre_data.main import app
@@ -79,7 +80,7 @@ async def test_weights_without_a_name_are_remarked(tmp_path: Path) -> None:
 
 
 def test_a_port_that_somebody_else_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
         monkeypatch.setattr(module, "_PORTS", ((server.getsockname()[1], "proxy"),))
         (taken,) = module._ports()
     (free,) = module._ports()
