@@ -18,23 +18,32 @@ import gyre_data as gd
 from gyre_data.reader import Run
 from gyre_data.verify import verify
 
-__all__ = ["REMOVED", "acknowledged"]
+__all__ = ["REMOVED", "WAYS", "acknowledged", "looks_of"]
 
 REMOVED = (3, 13)
+WAYS = ("open", "query", "verify", "refresh", "follow")
 State = tuple[int, int]
 """Calls written, executions removed."""
 
 
 def acknowledged(file: Path, mode: str = "r") -> np.ndarray:
-    """What the changing process has made durable, and whether it is done: a State and a flag, shared."""
-    return np.memmap(file, np.int64, mode, shape=3)  # type: ignore[call-overload,no-any-return]
+    """What the changing process has made durable, and whether it is done: a State and a flag, shared.
+
+    After these, how often each of `WAYS` has looked, by that reader.
+    """
+    return np.memmap(file, np.int64, mode, shape=3 + len(WAYS))  # type: ignore[call-overload,no-any-return]
+
+
+def looks_of(acked: np.ndarray) -> list[int]:
+    """How often each reader has looked so far."""
+    return [int(looks) for looks in acked[3:]]
 
 
 class Onlooker:
-    def __init__(self, path: Path, acked: np.ndarray) -> None:
+    def __init__(self, kind: str, path: Path, acked: np.ndarray) -> None:
         self.path, self.acked = path, acked
         self.last: State = (0, 0)
-        self.looks = 0
+        self._looks = 3 + WAYS.index(kind)
 
     def floor(self) -> State:
         """What must be seen from now on."""
@@ -56,7 +65,7 @@ class Onlooker:
             assert state[0] >= before[0], f"{state} after {before}"
             assert state[1] >= before[1], f"{state} after {before}"
         self.last = state
-        self.looks += 1
+        self.acked[self._looks] += 1
         return set(told)
 
     def tables(self, run: Run, floor: State) -> None:
@@ -94,7 +103,7 @@ class Onlooker:
             report = verify(self.path)
             assert report.problems == (), report.problems
             assert report.num_rows.get("calls", 0) >= floor[0] - len(REMOVED)
-            self.looks += 1
+            self.acked[self._looks] += 1
 
     def refresh(self) -> None:
         """Keep one run open and move it on; what it had stays readable until then."""
@@ -124,12 +133,12 @@ class Onlooker:
 
 
 def main(kind: str, path: str, acked: str) -> None:
-    """Look until all is done, and say how often, and what was there last."""
-    one = Onlooker(Path(path), acknowledged(Path(acked)))
+    """Look until all is done, and say what was there last."""
+    one = Onlooker(kind, Path(path), acknowledged(Path(acked), "r+"))
     print("ready", flush=True)
     look: Callable[[], None] = getattr(one, kind)
     look()
-    print(json.dumps([one.looks, *one.last]))
+    print(json.dumps(one.last))
 
 
 if __name__ == "__main__":
