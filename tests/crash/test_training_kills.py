@@ -5,6 +5,7 @@ import random
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from gyre_data.compact import compact
 from gyre_data.pins import tag
 from gyre_train.config import TrainingConfig
 from gyre_train.loop import train
+from gyre_train.metrics import read_metrics
 from tests.support.checkpoints import same_state
 from tests.support.training import config, recorded_run, tiny_model
 
@@ -41,13 +43,13 @@ def steps_in(folder: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def kill_somewhere(settings: TrainingConfig, folder: Path, draw: random.Random) -> bool:
+def kill_somewhere(settings: TrainingConfig, folder: Path, draw: random.Random, step_s: float) -> bool:
     """Train and kill within the next few steps; False when training was done before that."""
     running, begun = process(settings), steps_in(folder)
     wanted, deadline = draw.randrange(4), time.monotonic() + 120
     while running.is_alive() and steps_in(folder) < begun + wanted and time.monotonic() < deadline:
         time.sleep(0.005)
-    running.join(draw.uniform(0, 0.1))
+    running.join(draw.uniform(0, step_s))
     killed = running.is_alive()
     running.kill()
     running.join()
@@ -61,11 +63,13 @@ def test_killed_anywhere_it_ends_as_if_undisturbed(
     model, run = data
     draw, out = random.Random(seed), tmp_path / "out"
     settings = config(model, out, *SETTINGS, runs=run)
-    killed = sum(kill_somewhere(settings, out, draw) for _ in range(KILLS - 1))
+    # By the steps of this machine: on a fast one a fixed time would be all of training.
+    step_s = median(row["seconds"] for row in read_metrics(undisturbed / "metrics.jsonl"))
+    killed = sum(kill_somewhere(settings, out, draw, step_s) for _ in range(KILLS - 1))
     tag(run, f"seed-{seed}")
     compact(run)
     compact(out)
-    killed += kill_somewhere(settings, out, draw)
+    killed += kill_somewhere(settings, out, draw, step_s)
     assert killed >= 2
     last = process(settings)
     last.join(120)
