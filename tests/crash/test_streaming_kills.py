@@ -20,7 +20,7 @@ from tests.support.training import config, recorded_run, tiny_model
 
 GROUPS = 6
 COMMON = ("--model.dtype=float64", "--train.executions_per_step=4", "--train.weight_decay=0.1", "--pack.tokens=48")
-STREAM = ("--stream.satellites=true", "--stream.parts=8", "--stream.lease_s=1.5")
+STREAM = ("--stream.satellites=true", "--stream.parts=8", "--stream.lease_s=5")
 
 
 @pytest.fixture(scope="module")

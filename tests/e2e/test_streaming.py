@@ -42,7 +42,7 @@ def test_bursts_with_two_satellites_are_those_of_one_process(
     with processes() as started, recording(whole, tmp_path / "run") as live:
         settings = (*BURST, f"--model.dtype={dtype}", f'--data.live=["{live.path}"]')
         streamed = config(model, out, *settings, *STREAM, f"--stream.method={method}", runs=live.path)
-        core = started.core(streamed)
+        core = started.core(streamed, fair=True)
         others = [started.satellite(out, name) for name in "ab"]
         for step in range(1, STEPS + 1):
             until(lambda step=step: {e["worker"] for e in events(out, "pulled") if e["step"] == step} == {"a", "b"})

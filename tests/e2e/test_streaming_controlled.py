@@ -46,7 +46,7 @@ def test_a_controller_has_steps_made_and_a_satellite_dies_with_what_it_was_told(
             f'--data.live=["{live.path}"]',
         )  # fmt: skip
         stream = (
-            "--stream.satellites=true", "--stream.controlled=true", "--stream.parts=2", "--stream.lease_s=1.5",
+            "--stream.satellites=true", "--stream.controlled=true", "--stream.parts=2", "--stream.lease_s=5",
             "--stream.method=mooncake", f"--stream.port={core.url.rpartition(':')[2]}",
         )  # fmt: skip
         trainer = started.core(config(model, out, *settings, *stream, runs=live.path))
