@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,12 @@ def task(**fields: object) -> Task:
 def left_in(run: Path, name: str) -> list[Path]:
     """Files of this name that harnesses left in their workspaces."""
     return list((run / "workspaces").glob(f"*/*/{name}"))
+
+
+def pids(run: Path) -> list[int]:
+    """Processes of the harnesses that run, as their launcher noted them."""
+    told = [file.read_text() for file in run.glob("workspaces/*/pid")]
+    return [int(pid) for pid in told if pid]
 
 
 def reasons(run: Path) -> list[str]:
@@ -73,7 +80,7 @@ async def test_a_launcher_that_serves_runs_what_others_queue_and_replaces_what_f
         group = await client.create_group("t", 2, "mine")
         for index in range(2):
             await client.create_execution(task="t", group=group, sample_index=index)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while sum(one["scored"] for one in await client.executions(group)) < 2:
                 await asyncio.sleep(0.05)
         serving.cancel()
@@ -87,12 +94,19 @@ async def test_a_claim_whose_answer_was_lost_is_given_up_and_replaced(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_UNKNOWN_S", 0.0)
+    looks, claim = asyncio.Event(), ProxyClient.claim
+
+    async def looked(client: ProxyClient, *what: Any) -> list[dict[str, Any]]:
+        looks.set()
+        return await claim(client, *what)
+
+    monkeypatch.setattr(ProxyClient, "claim", looked)
     async with ProxyClient(served.url) as client:
         serving = asyncio.create_task(supervise(served, task(), serve=True))
-        await asyncio.sleep(0.2)  # it has taken over what there was: nothing
+        await looks.wait()  # it has taken over what there was: nothing
         group = await client.create_group("t", 1, "mine")
         await client.create_execution(task="t", group=group, sample_index=0, queue=False)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not any(one["scored"] for one in await client.executions(group)):
                 await asyncio.sleep(0.05)
         serving.cancel()
@@ -168,7 +182,7 @@ async def test_a_worker_runs_one_execution_after_the_other(served: Served) -> No
 
 async def test_a_worker_that_dies_or_hangs_costs_its_execution_and_no_other(served: Served) -> None:
     worker = (*LINES, "--die-on", "1", "--sleep-on", "3")
-    done = await supervise(served, task(command=None, worker=worker, timeout_s=4.0), attempts=5, concurrency=1)
+    done = await supervise(served, task(command=None, worker=worker, timeout_s=15.0), attempts=5, concurrency=1)
     assert done.ended == {"finished": 3, "crashed": 1, "harness_timeout": 1}
     assert len({file.read_text() for file in left_in(served.run, "worker.txt")}) == 3
     with pytest.raises(ConfigError, match="a container belongs to one"):
@@ -236,19 +250,19 @@ async def test_a_killed_launcher_leaves_nothing_behind_and_the_same_command_goes
 
     write_tasks("--sleep")
     first = await gyre_run(tasks, served.run, "-k", "2", "-j", "2")
-    async with asyncio.timeout(60):
-        while len(calls_of(served.run)) < 2:
+    async with asyncio.timeout(120):
+        while len(calls_of(served.run)) < 2 or len(pids(served.run)) < 2:
             await asyncio.sleep(0.05)
-    pids = [int(file.read_text()) for file in served.run.glob("workspaces/*/pid")]
+    left = pids(served.run)
     first.kill()
     await first.wait()
-    assert len(pids) == 2
-    assert not any(is_gone(pid) for pid in pids), "nobody was there to end them"
+    assert len(left) == 2
+    assert not any(is_gone(pid) for pid in left), "nobody was there to end them"
     write_tasks()
     again = await gyre_run(tasks, served.run, "-k", "2", "-j", "2")
-    told, _ = await asyncio.wait_for(again.communicate(), 60)
+    told, _ = await asyncio.wait_for(again.communicate(), 120)
     assert json.loads(told) == {"ended": {"finished": 2}, "verdicts": {"scored": 2}, "shrunk": []}
-    assert all(is_gone(pid) for pid in pids)
+    assert all(is_gone(pid) for pid in left)
     assert reasons(served.run) == ["finished", "finished", "infra_fault", "infra_fault"]
     log = (tmp_path / "log").read_text().split("\n")
     names = {line.split()[1] for line in log if line}
@@ -264,12 +278,12 @@ async def test_a_stopped_launcher_ends_its_harnesses(served: Served, tmp_path: P
     tasks = tmp_path / "tasks.toml"
     tasks.write_text(f'[[task]]\nid = "t"\nprompt = "p"\ncommand = {json.dumps([*MINI, "1", "--sleep"])}\n')
     launcher = await gyre_run(tasks, served.run)
-    async with asyncio.timeout(60):
-        while not calls_of(served.run):
+    async with asyncio.timeout(120):
+        while not calls_of(served.run) or not pids(served.run):
             await asyncio.sleep(0.05)
-    (pid,) = [int(file.read_text()) for file in served.run.glob("workspaces/*/pid")]
+    (pid,) = pids(served.run)
     launcher.terminate()
-    await asyncio.wait_for(launcher.wait(), 30)
+    await asyncio.wait_for(launcher.wait(), 120)
     assert launcher.returncode == 130
     assert is_gone(pid)
     assert reasons(served.run) == ["cancelled"]
