@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,14 +77,14 @@ class CellsContract:
             except OSError:
                 return False
 
-        wait_until(answers, "an answer", 20)
+        wait_until(answers, "an answer")
 
     def test_a_killed_cell_is_seen_and_may_be_started_again(self, make: Make) -> None:
         place, later = make(), make()
         slot = place.start("c0", sleeper())
         os.kill(slot.pid, signal.SIGKILL)
         for one in (place, later):
-            wait_until(lambda one=one: not one.slot("c0").running, "its end to be seen", 10)  # type: ignore[union-attr]
+            wait_until(lambda one=one: not one.slot("c0").running, "its end to be seen")  # type: ignore[union-attr]
         again = later.start("c0", sleeper())
         assert again.running
         assert again.pid != slot.pid
@@ -99,19 +98,19 @@ class CellsContract:
             f"os.rename({str(tmp_path / 'child')!r} + '.new', {str(tmp_path / 'child')!r}); time.sleep(600)"
         )
         place.start("c0", sleeper(code=code))
-        wait_until((tmp_path / "child").exists, "the child", 20)
+        wait_until((tmp_path / "child").exists, "the child")
         assert not place.end("c0", grace_s=0.2)
         slot = place.slot("c0")
         assert slot is not None
         assert not slot.running
         child = int((tmp_path / "child").read_text())
-        wait_until(lambda: gone(child), "its child to be gone", 10)
+        wait_until(lambda: gone(child), "its child to be gone")
 
     def test_a_stopped_cell_is_killed_all_the_same(self, make: Make) -> None:
         place = make()
         slot = place.start("c0", sleeper())
         os.kill(slot.pid, signal.SIGSTOP)
-        wait_until(lambda: state_of(slot.pid) == "T", "it to stop", 10)
+        wait_until(lambda: state_of(slot.pid) == "T", "it to stop")
         assert not place.end("c0", grace_s=0.1)
         assert gone(slot.pid)
 
@@ -132,10 +131,8 @@ class CellsContract:
         place = make()
         assert place.end("c0", grace_s=0.1)
         place.start("c0", sleeper(code="pass"))
-        wait_until(lambda: not place.slot("c0").running, "its end", 10)  # type: ignore[union-attr]
-        started = time.monotonic()
-        assert place.end("c0", grace_s=60.0)
-        assert time.monotonic() - started < 30
+        wait_until(lambda: not place.slot("c0").running, "its end")  # type: ignore[union-attr]
+        assert place.end("c0", grace_s=900.0)  # a test has less time than that
 
 
 def state_of(pid: int) -> str:

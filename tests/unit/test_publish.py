@@ -196,17 +196,14 @@ def test_a_hanging_engine_costs_its_time_only_and_the_others_go_on() -> None:
     gate = threading.Event()
 
     def waits(handler: Any) -> None:
-        gate.wait(60)
+        gate.wait()
         handler.say(200, {"success": True})
 
     hangs.faults = dict.fromkeys(("/update_weights_from_disk", "/continue_generation"), waits)
-    started = []
     with serving(hangs, fine, proxy):
         opened = open_publisher(PublishConfig(engines=(hangs.url, fine.url), proxy=proxy.url, timeout_s=3))
         for _ in range(2):
-            started.append(time.monotonic())
-            hung, other = opened.publish(Path("/w/new"), ONE)
-            assert time.monotonic() - started[-1] < 15
+            hung, other = opened.publish(Path("/w/new"), ONE)  # which nobody but its time limit ends
             assert other.error is None
             assert hung.error is not None
             assert "hangs" in hung.error
@@ -215,7 +212,7 @@ def test_a_hanging_engine_costs_its_time_only_and_the_others_go_on() -> None:
         hangs.faults = {}
         gate.set()
         # It answers again: it holds the old weights whole, so it is told to continue, and the proxy has it back.
-        wait_until(lambda: {"action": "add", "url": hangs.url} in proxy.bodies, "the engine to be taken back", 30)
+        wait_until(lambda: {"action": "add", "url": hangs.url} in proxy.bodies, "the engine to be taken back")
         assert hangs.heard[-1] == "/continue_generation"
         opened.close()
 
@@ -233,10 +230,8 @@ def test_an_answer_that_drips_is_cut_off_at_the_deadline() -> None:
                 time.sleep(0.05)
 
     engine.faults = {"/pause_generation": drip, "/continue_generation": drip}
-    started = time.monotonic()
     with serving(engine):
         (done,) = publish(engine, timeout_s=0.5)
-    assert time.monotonic() - started < 15
     assert done.error is not None
     assert "pause_generation: wanted an answer within 0.5 s, got none; the engine hangs" in done.error
     assert engine.heard.count("/continue_generation") >= 2  # at once, and when the publisher was closed
@@ -259,11 +254,9 @@ def test_an_engine_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_a_broadcast_that_the_engine_refuses_ends_at_once(tmp_path: Path) -> None:
     engine = Fake()
     engine.faults["/init_weights_update_group"] = refuse
-    opened = open_publisher(PublishConfig(engines=(engine.url,), method="broadcast", timeout_s=20))
-    started = time.monotonic()
+    opened = open_publisher(PublishConfig(engines=(engine.url,), method="broadcast", timeout_s=900))
     with serving(engine):
-        (done,) = opened.publish(tiny_model(tmp_path / "m"), ONE)
-    assert time.monotonic() - started < 10
+        (done,) = opened.publish(tiny_model(tmp_path / "m"), ONE)  # a test has less time than that
     opened.close()
     assert done.usable
     assert done.error is not None
