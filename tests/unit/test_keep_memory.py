@@ -7,8 +7,10 @@ import sys
 import pytest
 
 CODE = """
-import resource, sys
+import ctypes, resource, sys
 from gyre_train.memory import keep_memory
+PR_SET_THP_DISABLE = 41
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a kernel that gives huge pages unasked faults once in 2 MB
 if sys.argv[1] == "keep":
     assert keep_memory()
 for _ in range(3):
