@@ -26,6 +26,8 @@ VOCAB = 512
 CONTEXT = 16384
 TOLERANCE = 1e-4
 PROMPT = list(range(40, 100))
+SWAPPED = 1500
+"""Tokens of a reply whose weights are swapped: a fast engine samples hundreds before a slow client has it paused."""
 LONG_REQUEST = {"model": "any", "max_tokens": 400, "messages": [{"role": "user", "content": "Count."}]}
 
 
@@ -197,7 +199,7 @@ class EngineContract:
     def test_a_client_that_goes_away_frees_its_place(self, engine: Engine, stream: bool) -> None:
         # To its end this request would run for longer than the wait below.
         body = {**request(PROMPT, max_new_tokens=CONTEXT - 100), "stream": stream}
-        impatient = httpx.Timeout(1.0, connect=30.0)
+        impatient = httpx.Timeout(120.0 if stream else 1.0, connect=30.0)  # a stream is left after its first line
         with httpx.Client(timeout=impatient, trust_env=False) as client:
             if stream:
                 with client.stream("POST", engine.url + "/generate", json=body) as response:
@@ -208,7 +210,7 @@ class EngineContract:
         wait_until(lambda: _is_idle(engine), "the request of the lost client to end", 12)
 
     def test_retract_and_swap_gives_the_new_weights_exactly(self, engine: Engine, models: Models) -> None:
-        running = Background(engine, PROMPT, max_new_tokens=400, extra_key="a:0")
+        running = Background(engine, PROMPT, max_new_tokens=SWAPPED, extra_key="a:0")
         running.wait_for(10)
         assert engine.post("/pause_generation", {"mode": "retract"}).json()["status"] == "ok"
         assert engine.get("/ready").status_code == 503
@@ -218,7 +220,7 @@ class EngineContract:
         reply = running.result()
         spans = reply["meta_info"]["weight_versions"]
         cut = spans[0]["end"]
-        assert spans == [{"version": "a:0", "start": 0, "end": cut}, {"version": "a:1", "start": cut, "end": 400}]
+        assert spans == [{"version": "a:0", "start": 0, "end": cut}, {"version": "a:1", "start": cut, "end": SWAPPED}]
         assert reply["meta_info"]["num_retractions"] == 1
         assert reply["meta_info"]["weight_version"] == "a:1"
         ids, found = reply["output_ids"], logprobs_of(reply)
@@ -253,7 +255,7 @@ class EngineContract:
         assert crossed
 
     def test_pause_in_place_keeps_requests_open_and_their_cache(self, engine: Engine, models: Models) -> None:
-        running = Background(engine, PROMPT, max_new_tokens=400)
+        running = Background(engine, PROMPT, max_new_tokens=SWAPPED)
         running.wait_for(10)
         engine.post("/pause_generation", {"mode": "in_place"})
         assert engine.post("/flush_cache").status_code == 400
