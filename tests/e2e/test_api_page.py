@@ -92,7 +92,7 @@ async def test_every_answer_is_what_the_document_says(tmp_path: Path) -> None:
 async def test_an_own_harness_in_python_and_in_a_shell(tmp_path: Path) -> None:
     async def agent(base_url: str, key: str) -> str:
         body = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             answer = await http.post(f"{base_url}/v1/messages", json=body, headers={"x-api-key": key})
         assert answer.status_code == 200, answer.text
         return "ok"

@@ -18,7 +18,7 @@ STREAM = json.dumps({**REQUEST, "stream": True}).encode()
 NUM = len(toy.encode(TEXT)) + 1
 
 
-async def until(condition, seconds=30):
+async def until(condition, seconds=60):
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

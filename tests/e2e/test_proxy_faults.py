@@ -28,7 +28,7 @@ BODY = json.dumps(REQUEST).encode()
 STREAM = json.dumps({**REQUEST, "stream": True}).encode()
 
 
-async def until(condition, seconds=15):
+async def until(condition, seconds=60):
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)
@@ -327,7 +327,7 @@ async def test_a_call_nested_however_deep_gets_a_reply_and_a_record(tmp_path, de
     deep = {"deltas": [{"ids": ids, "lps": [-0.1] * len(ids)}], "finish": {"type": "stop", "matched": 257}}
     engine, run = ScriptedEngine([deep, HELLO]), tmp_path / "run"
     async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             first = await http.post("/x/e1/v1/messages", json={**REQUEST, "max_tokens": 4096})
             echo = {"role": "assistant", "content": first.json()["content"]}
             used = [block["id"] for block in echo["content"] if block["type"] == "tool_use"]
@@ -350,7 +350,7 @@ async def test_a_reply_without_a_recordable_form_fails_its_call_and_nothing_else
     async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http:
         with monkeypatch.context() as patch:
             patch.setattr(Generation, "_rows", spoiled)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 broken = await http.post("/x/e1/v1/messages", content=BODY)
         whole = await http.post("/x/e1/v1/messages", content=BODY)
         assert (broken.status_code, whole.status_code) == (500, 200)
@@ -378,7 +378,7 @@ async def test_a_body_nested_too_deeply_is_refused(tmp_path, fields):
     parts = {"model": '"toy"', "max_tokens": "64", "messages": json.dumps(REQUEST["messages"]), **fields}
     body = "{" + ",".join(f'"{name}":{text}' for name, text in parts.items()) + "}"
     engine, run = ScriptedEngine([HELLO]), tmp_path / "run"
-    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http, asyncio.timeout(15):
+    async with engine.serving(), serve_proxy(run, engine) as served, served.http() as http, asyncio.timeout(60):
         answer = await http.post("/x/e1/v1/messages", content=body.encode())
         assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
         assert "nested" in answer.text

@@ -22,7 +22,8 @@ def converse(url: str, execution: str, turns: int) -> None:
         body = {"model": "any", "max_tokens": 10, "messages": messages}
         reply = httpx.post(f"{url}/x/{execution}/v1/messages", json=body, timeout=120, trust_env=False).json()
         messages.append({"role": "assistant", "content": "".join(b.get("text", "") for b in reply["content"])})
-    ended = httpx.post(f"{url}/api/executions/{execution}/end", json={"reason": "finished"}, trust_env=False)
+    end = f"{url}/api/executions/{execution}/end"
+    ended = httpx.post(end, json={"reason": "finished"}, timeout=120, trust_env=False)
     assert ended.status_code == 200, ended.text
 
 

@@ -59,7 +59,7 @@ def test_each_group_is_trained_and_the_next_is_sampled_by_what_it_made(tmp_path:
         try:
             for number in range(STEPS):
                 record_group(proxy.url, number)
-                while httpx.get(f"{engine.url}/model_info").json()["weight_version"] != f"rl:{number + 1}":
+                while httpx.get(f"{engine.url}/model_info", timeout=300).json()["weight_version"] != f"rl:{number + 1}":
                     assert trainer.poll() is None, trainer.communicate()[1]
                     time.sleep(0.1)
             told = trainer.communicate(timeout=120)[1]

@@ -73,7 +73,7 @@ def test_a_version_a_removal_and_a_later_manifest(tmp_path, memory):
     remove(path, ["e_1"])
     compact(path, cold=True)
     put(path, memory, "/runs/a")
-    assert run.wait(1)
+    assert run.wait(60)
     assert run.table("calls").num_rows == 3
     assert gyre_data.open("memory://runs/a@v1").table("calls").num_rows == 6
     with pytest.raises(ConfigError, match="wanted the tag v2"):
