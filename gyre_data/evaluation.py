@@ -23,7 +23,10 @@ from .schema import EndReason
 from .scores import evaluator_weights, reward, scores_by_execution
 from .tree import Tables
 
-__all__ = ["Comparison", "Estimate", "Evaluation", "TaskResult", "compare", "evaluate", "pass_at_k"]
+__all__ = [
+    "Comparison", "Estimate", "Evaluation", "TaskResult", "VersionResult", "compare", "evaluate", "pass_at",
+    "pass_at_k",
+]  # fmt: skip
 
 _RESAMPLES, _CHUNK, _SEED = 10_000, 500, 20210707
 _Z = 1.959963984540054  # two-sided 95 %
@@ -38,6 +41,15 @@ class TaskResult:
     passes: int
     mean: float
     """Of the scores."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionResult:
+    """The scored attempts that began under one version of the weights, whatever weights their later calls met."""
+
+    version: str | None
+    """Served when they began; None: not on record."""
+    tasks: tuple[TaskResult, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +77,8 @@ class Evaluation:
     unscored: Mapping[str, int]
     """Executions without a score, by reason."""
     tasks: tuple[TaskResult, ...]
+    versions: tuple[VersionResult, ...]
+    """By policy as they came, then by number."""
     pass_at: Mapping[int, Estimate]
     too_few: Mapping[int, int]
     """By k, tasks with fewer than k scored attempts; they are left out of that figure."""
@@ -113,6 +127,7 @@ def evaluate(
     scores = scores_by_execution(run)
     weights = evaluator_weights((row for rows in scores.values() for row in rows), evaluators)
     values: dict[str, list[float]] = {}
+    versions: dict[tuple[str, int], dict[str, list[float]]] = {}
     unscored: Counter[str] = Counter()
     infos = executions(run)
     for info in infos.values():
@@ -122,23 +137,40 @@ def evaluate(
         elif found.value is None:
             unscored[Reason.RUNNING if info.running else str(found.reason)] += 1
         else:
-            values.setdefault(info.task_id or info.group_id or info.execution_id, []).append(found.value)
+            task = info.task_id or info.group_id or info.execution_id
+            values.setdefault(task, []).append(found.value)
+            policy, n = info.dispatch_policy_id, info.dispatch_version
+            served = ("", 0) if policy is None or n is None else (policy, n)
+            versions.setdefault(served, {}).setdefault(task, []).append(found.value)
     where = str(getattr(run, "path", "the run"))
     if not values:
         why = ", ".join(f"{reason} {n}" for reason, n in unscored.items()) or "it holds no execution"
         raise DataError(f"wanted scored executions in {where}, got none ({why}); see `gyre score --help`")
-    tasks = tuple(
-        TaskResult(task=task, attempts=len(of), passes=sum(v >= threshold for v in of), mean=math.fsum(of) / len(of))
-        for task, of in sorted(values.items())
-    )
-    at = {n: [pass_at_k(t.attempts, t.passes, n) for t in tasks] for n in sorted(set(k))}
+    tasks, ks = _results(values, threshold), sorted(set(k))
+    policies = list(dict.fromkeys(policy for policy, _ in versions))
     return Evaluation(
         run=where, evaluators=weights, threshold=threshold, executions=len(infos), unscored=dict(unscored),
         tasks=tasks,
-        pass_at={n: _estimate([v for v in found if v is not None]) for n, found in at.items()},
-        too_few={n: found.count(None) for n, found in at.items()},
+        versions=tuple(
+            VersionResult(version=f"{policy}:{n}" if policy else None, tasks=_results(versions[policy, n], threshold))
+            for policy, n in sorted(versions, key=lambda version: (policies.index(version[0]), version[1]))
+        ),
+        pass_at={n: pass_at(tasks, n) for n in ks},
+        too_few={n: sum(t.attempts < n for t in tasks) for n in ks},
         mean=_estimate([t.mean for t in tasks], binary=False),
     )  # fmt: skip
+
+
+def _results(values: Mapping[str, Sequence[float]], threshold: float) -> tuple[TaskResult, ...]:
+    return tuple(
+        TaskResult(task=task, attempts=len(of), passes=sum(v >= threshold for v in of), mean=math.fsum(of) / len(of))
+        for task, of in sorted(values.items())
+    )
+
+
+def pass_at(tasks: Sequence[TaskResult], k: int) -> Estimate:
+    """pass@k over those of the tasks that have as many attempts."""
+    return _estimate([v for t in tasks if (v := pass_at_k(t.attempts, t.passes, k)) is not None])
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
@@ -149,15 +181,15 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
         raise DataError(
             f"wanted tasks that {first.run} and {second.run} both hold, got none in common; compare runs of one set"
         )
-    pass_at: dict[int, Estimate] = {}
+    gained: dict[int, Estimate] = {}
     for k in first.pass_at.keys() & second.pass_at.keys():
         pairs = [[pass_at_k(e[t].attempts, e[t].passes, k) for e in (ours, theirs)] for t in both]
         gaps = [b - a for a, b in pairs if a is not None and b is not None]
-        pass_at[k] = _estimate(gaps, binary=False)
+        gained[k] = _estimate(gaps, binary=False)
     gaps = [theirs[task].mean - ours[task].mean for task in both]
     return Comparison(
         first=first, second=second, tasks=len(both), only_first=len(ours) - len(both),
-        only_second=len(theirs) - len(both), pass_at=dict(sorted(pass_at.items())),
+        only_second=len(theirs) - len(both), pass_at=dict(sorted(gained.items())),
         mean=_estimate(gaps, binary=False), better=sum(gap > 0 for gap in gaps), worse=sum(gap < 0 for gap in gaps),
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from gyre_data.errors import ConfigError
-from gyre_data.evaluation import Comparison, Estimate, Evaluation, compare, evaluate, pass_at_k
+from gyre_data.evaluation import Comparison, Estimate, Evaluation, compare, evaluate, pass_at, pass_at_k
 from gyre_data.scores import parse_weights
 from gyre_data.show.layout import print_json
 from gyre_data.show.numbers import plural
@@ -28,7 +28,10 @@ def eval_(
     run: Annotated[Path | None, typer.Argument(help="Run folder; without it, the run made last.")] = None,
     other: Annotated[Path | None, typer.Argument(help="A second run, compared with the first task by task.")] = None,
     k: Annotated[str, typer.Option("-k", help="Numbers of attempts, for example 1,4.")] = "1",
-    by: Annotated[str | None, typer.Option(help="`task`: a line for each task.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="task|version", help="A line for each task, or for each version of the weights."),
+    ] = None,
     evaluator: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME[=WEIGHT]", help="Evaluator whose scores count, with a weight; may repeat."),
@@ -45,9 +48,12 @@ def eval_(
 
     Executions that no evaluator scored are counted, never taken as zero. --rescore judges copies of the workspaces that
     `gyre run` kept, appends the verdicts under the evaluator's own name, and tells how often they pass.
+
+    A run that was recorded while weights changed has executions of many versions. --by version tells them apart by the
+    version that was served when an execution began, whatever weights its later calls met.
     """
-    if by not in (None, "task"):
-        raise ConfigError(f"--by: wanted task, got {by!r}; leave it out for the run's own figures")
+    if by not in (None, "task", "version"):
+        raise ConfigError(f"--by: wanted task or version, got {by!r}; leave it out for the run's own figures")
     counts, weights = _numbers(k), parse_weights(evaluator)
     if rescore is not None:
         again = import_module("gyre_proxy.launch.rescore").rescore
@@ -64,7 +70,7 @@ def eval_(
         print_json(found[0] if compared is None else compared)
         return
     for one in found:
-        typer.echo("\n".join(_lines(one, by_task=by == "task")))
+        typer.echo("\n".join(_lines(one, by)))
     typer.echo("\n".join(_next(found[0]) if compared is None else _compared(compared)))
 
 
@@ -87,15 +93,17 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise ConfigError(f"-k: wanted numbers of attempts, got {text!r}; write for example -k 1,4") from None
 
 
-def _lines(one: Evaluation, *, by_task: bool) -> Iterator[str]:
+def _lines(one: Evaluation, by: str | None) -> Iterator[str]:
     scored = sum(t.attempts for t in one.tasks)
     names = ", ".join(name if weight == 1 else f"{name}={weight:g}" for name, weight in one.evaluators.items())
     yield f"{one.run}: {scored} of {one.executions} executions scored by {names}; {plural(len(one.tasks), 'task')}"
     if one.unscored:
         told = ", ".join(f"{reason} {number}" for reason, number in sorted(one.unscored.items()))
         yield typer.style(f"  left out, not counted as zero: {told}", fg="red")
-    if by_task:
+    if by == "task":
         yield from _task_lines(one)
+    if by == "version":
+        yield from _version_lines(one)
     yield from _estimates(one.pass_at, one.mean, percent=True)
     for number, tasks in one.too_few.items():
         if tasks:
@@ -114,9 +122,24 @@ def _task_lines(one: Evaluation) -> Iterator[str]:
         yield f"  {t.task:<{width}}  {f'{t.passes}/{t.attempts}':<6}  {t.mean:<5.3g}  {cells}".rstrip()
 
 
-def _estimates(pass_at: Mapping[int, Estimate], mean: Estimate, *, percent: bool) -> Iterator[str]:
+def _version_lines(one: Evaluation) -> Iterator[str]:
+    width = max(7, *(len(v.version or "") for v in one.versions))
+    yield f"  {'version':<{width}}  scored  tasks  mean   " + "  ".join(f"pass@{n:<15}" for n in one.pass_at).rstrip()
+    for v in one.versions:
+        scored, mean = sum(t.attempts for t in v.tasks), sum(t.mean for t in v.tasks) / len(v.tasks)
+        cells = "  ".join(f"{_cell(pass_at(v.tasks, n)):<20}" for n in one.pass_at)
+        yield f"  {v.version or 'unknown':<{width}}  {scored:<6}  {len(v.tasks):<5}  {mean:<5.3g}  {cells}".rstrip()
+
+
+def _cell(at: Estimate) -> str:
+    if at.value is None:
+        return "-"
+    return f"{at.value:.1%}" + ("" if at.low is None else f" [{at.low:.0%}, {at.high:.0%}]")
+
+
+def _estimates(at_k: Mapping[int, Estimate], mean: Estimate, *, percent: bool) -> Iterator[str]:
     sign = "" if percent else "+"
-    for number, at in pass_at.items():
+    for number, at in at_k.items():
         yield f"  pass@{number:<3} {_interval(at, f'{sign}.1%')}"
     yield f"  mean     {_interval(mean, f'{sign}.3f')}"
 
@@ -139,4 +162,5 @@ def _compared(one: Comparison) -> Iterator[str]:
 
 
 def _next(one: Evaluation) -> Iterator[str]:
-    yield f"next: gyre eval {one.run} OTHER_RUN | gyre eval {one.run} --by task"
+    by = "version" if len(one.versions) > 1 else "task"
+    yield f"next: gyre eval {one.run} OTHER_RUN | gyre eval {one.run} --by {by}"

@@ -94,6 +94,32 @@ def test_each_task_counts_with_its_own_difference() -> None:
     assert found[1].high == 1
 
 
+def test_a_live_run_is_told_by_the_version_that_an_execution_began_under(tmp_path: Path) -> None:
+    """Weights that are refreshed in the middle of an execution do not change whose it is."""
+    run = Forest()
+    for policy, n, scores in (("base", 0, (0, 0, 1, 0)), ("rl", 10, (1, 1)), ("rl", 2, (1, 0)), ("rl", 11, (None,))):
+        for number, score in enumerate(scores):
+            one = run.execution(task=f"t{number % 2}", score=score, dispatch_policy_id=policy, dispatch_version=n)
+            one.call(version=("rl", 99))
+    run.execution(task="t0", score=1)
+    found = evaluate(run).versions
+    assert [one.version for one in found] == ["base:0", "rl:2", "rl:10", None]
+    passed = [[(t.task, t.passes, t.attempts) for t in one.tasks] for one in found]
+    assert passed[0] == [("t0", 1, 2), ("t1", 0, 2)]
+    assert passed[1:] == [[("t0", 1, 1), ("t1", 0, 1)], [("t0", 1, 1), ("t1", 1, 1)], [("t0", 1, 1)]]
+    run.write(tmp_path / "r")
+    told = CliRunner().invoke(app, ["eval", str(tmp_path / "r"), "-k", "1,2", "--by", "version"]).output.splitlines()
+    assert told[1] == "  left out, not counted as zero: no_score 1"
+    assert told[2] == "  version  scored  tasks  mean   pass@1                pass@2"
+    assert told[3] == "  base:0   4       2      0.25   25.0% [0%, 50%]       50.0% [9%, 91%]"
+    assert told[5] == "  rl:10    2       2      1      100.0% [34%, 100%]    -"
+    assert told[6] == "  unknown  1       1      1      100.0%                -"
+    assert told[7].startswith("  pass@1   ")
+    assert told[-1].endswith("--by version")
+    as_json = CliRunner().invoke(app, ["eval", str(tmp_path / "r"), "--json"]).output
+    assert [one["version"] for one in json.loads(as_json)["versions"]] == ["base:0", "rl:2", "rl:10", None]
+
+
 def test_the_command(tmp_path: Path) -> None:
     for name, gain in (("a", 0), ("b", 1)):
         run_of({f"t{i}": [float(j < i + gain) for j in range(4)] + [None] for i in range(3)}).write(tmp_path / name)
@@ -121,5 +147,9 @@ def test_wrong_use_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="wanted k of at least 1, got 0"):
         evaluate(run, k=(0,))
     run.write(tmp_path / "r")
-    for words, message in ((["-k", "x"], "wanted numbers of attempts"), (["--by", "role"], "--by: wanted task")):
+    wrong = (
+        (["-k", "x"], "wanted numbers of attempts"),
+        (["--by", "role"], "--by: wanted task or version, got 'role'"),
+    )
+    for words, message in wrong:
         assert message in str(CliRunner().invoke(app, ["eval", str(tmp_path / "r"), *words]).exception)
