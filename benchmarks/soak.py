@@ -68,7 +68,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 def _counts(evidence: Evidence) -> dict[str, Any]:
-    ends = Counter(str(end) for ends in evidence.groups.values() for end in ends)
+    ends = Counter(end or "at work" for ends in evidence.groups.values() for end in ends)
     return {
         "replies_acknowledged": len(evidence.replies),
         "calls_recorded": len(evidence.calls),

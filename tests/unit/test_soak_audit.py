@@ -82,6 +82,14 @@ def test_a_group_that_was_dropped_by_rule_is_no_fault(parts):
     assert kinds.audit(replace(lacking, dropped=1))["groups"] == []
 
 
+def test_executions_that_have_not_ended_are_told_as_at_work(parts):
+    import soak
+
+    kinds, _, _ = parts
+    ends = soak._counts(sound(kinds))["execution_ends"]
+    assert ends == {"at work": 1, "crashed": 1, "finished": 2, "infra_fault": 1}
+
+
 STREAM = (
     b'event: message_start\ndata: {"type": "message_start", "message": {"id": "msg_c1", "usage": {}}}\n\n'
     b'data: {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a\xc3\xa4"}}\n\n'
