@@ -136,9 +136,13 @@ def return_when_flooded(snapshot: Snapshot, *, theta: float = 1.0, movable: Call
 
 
 def rescue(snapshot: Snapshot) -> list[Action]:
-    """When nothing serves and something must - executions, or a step that lacks groups - an idle satellite goes."""
+    """When nothing serves and something must - executions, or a step that lacks groups - an idle satellite goes.
+
+    For the groups only where a dispatch can follow: under newer weights than those that serve the burst ends first.
+    """
     cells = snapshot.cells
-    starved = snapshot.outstanding < snapshot.params.batch_groups and bool(snapshot.upcoming)
+    lacking = snapshot.outstanding < snapshot.params.batch_groups and bool(snapshot.upcoming)
+    starved = lacking and snapshot.rollout_version == snapshot.version
     if not (snapshot.unfinished or starved) or cells.serving or cells.returning:
         return []
     core_trains = cells.core.role is Role.TRAIN

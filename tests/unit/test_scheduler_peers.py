@@ -236,3 +236,24 @@ def test_a_burst_that_would_be_over_at_once_is_not_opened() -> None:
     tell(state, GroupDropped(query="q1", reason="evaluator failed"), CellFailed(cell="c1", epoch=0))
     settle(state, policy)
     assert state.burst is None
+
+
+def test_no_cell_serves_where_a_dispatch_has_to_wait_for_the_end_of_the_burst() -> None:
+    """Our own: groups were given up in a burst, and its idle cells went to and fro until their step was done."""
+    policy = Waterlevel(burst=2, depth=2.0)
+    state = cluster()
+    tell(state, Dispatch(queries=("q0", "q1", "q2", "q3"), version=0))
+    ready(state, "q0", "q1", "q2")
+    tell(state, OpenBurst(steps=2))
+    for cell in ("c0", "c1"):
+        to_train(state, cell)
+    settle(state, policy)
+    assert state.step is not None
+    for key, cell in dict(state.step.running).items():
+        tell(state, MicrostepDone(cell=cell, epoch=state.cells[cell].epoch, key=key))
+    tell(state, StepApplied(version=1, generation=0))
+    settle(state, policy)
+    tell(state, GroupDropped(query="q3", reason="evaluator failed"))
+    settle(state, policy)
+    assert list(state.step.running.values()) == ["c0"], "of the group that is left"
+    assert [state.cells[name].role for name in ("c1", "c2")] == [Role.TRAIN, Role.DRAINING]
