@@ -156,7 +156,7 @@ async def test_what_left_the_process_group_is_ended_too(served: Served) -> None:
     )
     await supervise(served, task(command=(sys.executable, "-c", program)))
     (file,) = left_in(served.run, "child")
-    assert is_gone(int(file.read_text()))
+    assert await dies(int(file.read_text()))
 
 
 def is_gone(pid: int) -> bool:
@@ -164,6 +164,15 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+async def dies(pid: int) -> bool:
+    """Whether it is gone soon: a kill that was sent is not yet an end."""
+    for _ in range(200):
+        if is_gone(pid):
+            return True
+        await asyncio.sleep(0.05)
+    return False
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -175,7 +184,7 @@ async def test_a_worker_runs_one_execution_after_the_other(served: Served) -> No
     assert done.verdicts == {"scored": 6}
     pids = {file.read_text() for file in left_in(served.run, "worker.txt")}
     assert len(pids) <= 2
-    assert all(is_gone(int(pid)) for pid in pids)
+    assert all([await dies(int(pid)) for pid in pids])
     assert len(calls_of(served.run)) == 6
     check_run(served.run)
 
@@ -262,7 +271,7 @@ async def test_a_killed_launcher_leaves_nothing_behind_and_the_same_command_goes
     again = await gyre_run(tasks, served.run, "-k", "2", "-j", "2")
     told, _ = await asyncio.wait_for(again.communicate(), 120)
     assert json.loads(told) == {"ended": {"finished": 2}, "verdicts": {"scored": 2}, "shrunk": []}
-    assert all(is_gone(pid) for pid in left)
+    assert all([await dies(pid) for pid in left])
     assert reasons(served.run) == ["finished", "finished", "infra_fault", "infra_fault"]
     log = (tmp_path / "log").read_text().split("\n")
     names = {line.split()[1] for line in log if line}
@@ -285,5 +294,5 @@ async def test_a_stopped_launcher_ends_its_harnesses(served: Served, tmp_path: P
     launcher.terminate()
     await asyncio.wait_for(launcher.wait(), 120)
     assert launcher.returncode == 130
-    assert is_gone(pid)
+    assert await dies(pid)
     assert reasons(served.run) == ["cancelled"]
