@@ -64,7 +64,7 @@ def test_the_cells_are_drawn_in_both_schemes_and_nothing_is_asked_for(
     box = window.locator("canvas").bounding_box()
     longest = window.evaluate("rungs[0].longest")
     window.mouse.move(box["x"] + 44 + at / longest * (box["width"] - 52), box["y"] + 8)
-    assert window.locator("output").inner_text() == f"c0 at {at:.2f} h: micro-steps"
+    window.wait_for_selector(f"output:text-is('c0 at {at:.2f} h: micro-steps')")
     window.set_viewport_size({"width": 500, "height": 600})
     window.wait_for_function("document.querySelector('canvas').width < 500")
     context.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,9 +99,11 @@ def go_to(page: Any, call: int) -> None:
     page.evaluate("() => document.querySelector('#tree').scrollTop = 0")
     page.locator(f"#tree .row.call:has(code:text-is('c{call}'))").click()
     page.wait_for_selector(f"#bar h2:text-is('c{call}')")
+    page.wait_for_selector(f"#talk .new-from:has-text('new in c{call}:')")
 
 
 def test_the_first_screen_tells_what_is_there_and_what_is_wrong(page: Any) -> None:
+    page.wait_for_selector("#totals .bad:has-text('undelivered')")  # counted after the rest
     totals = " ".join(text(page, "#totals").split())
     assert "executions 3" in totals
     assert "calls 23" in totals
@@ -128,9 +129,11 @@ def test_a_report_asks_for_nothing_and_runs_nothing_that_was_recorded(browser: A
     go_to(page, 3)
     page.wait_for_selector("#talk .by-tool.open")
     assert HOSTILE in text(page, "#talk")
-    for key in ("t", "i", "o", "x", "p"):
-        page.keyboard.press(key)
-    page.wait_for_timeout(100)
+    for key, drawn in (("t", ".tok"), ("i", ".tok"), ("o", ".overview"), ("x", ".plot"), ("pt", ".card.open .content")):
+        for one in key:
+            page.keyboard.press(one)
+        page.wait_for_selector(f"#talk {drawn}")
+    page.wait_for_selector("#side:has-text('Provenance of c3')")
     assert page.title() == "run - gyre view"
     assert {url.partition(":")[0] for url in opened.requests} <= {"file", "data", "about"}
     assert [url.partition("#")[0] for url in opened.requests if url.startswith("file:")] == [f"file://{report}"]
@@ -161,14 +164,13 @@ def test_rows_fold_by_mouse_and_by_keys(page: Any) -> None:
     page.keyboard.press("ArrowLeft")
     assert "c3" in text(page, "#tree .row.on")
     page.keyboard.press("End")
-    assert "c18" in text(page, "#tree .row.on")
+    page.wait_for_selector("#tree .row.on code:text-is('c18')")
     focus = page.evaluate("() => document.activeElement.getAttribute('aria-activedescendant')")
     assert page.locator(f"#{focus}").get_attribute("aria-selected") == "true"
 
 
 def test_only_the_new_part_of_a_call_is_open(page: Any) -> None:
     go_to(page, 11)
-    page.wait_for_selector("#talk .new-from")
     assert page.locator("#talk .card.shared.open").count() == 0
     assert page.locator("#talk .card.open:not(.shared)").count() == 2
     assert "earlier messages" in text(page, "#talk .earlier")
@@ -216,8 +218,7 @@ def test_search_finds_texts_and_tools_without_a_mouse(page: Any) -> None:
     page.keyboard.press("/")
     page.keyboard.type("Glob")
     page.locator("#search-role").select_option("tool name")
-    page.wait_for_function("() => document.querySelectorAll('#found .hit').length === 1")
-    assert "c5" in text(page, "#found .hit")
+    page.wait_for_function("() => [...document.querySelectorAll('#found .hit code')].map(el => el.textContent) == 'c5'")
     page.locator("#found button", has_text="every execution").click()
     page.locator("#search").fill("grep")
     page.wait_for_function("() => document.querySelectorAll('#found .hit').length === 2")
@@ -237,10 +238,10 @@ def test_tokens_are_coloured_by_owner_logprob_version_role_and_gap(page: Any) ->
     assert '"name": "Read"' in told
     assert page.locator("#talk .by-tool.open .tok").first.get_attribute("class").strip() == "tok"
     seen = {}
-    for colour in ("logprob", "version", "role", "gap"):
+    for colour, legend in (("logprob", "not sampled"), ("version", "run:4"), ("role", "system"), ("gap", "< 0.002")):
         page.locator("#colour").select_option(colour)
         page.wait_for_function(f"() => location.hash.endsWith('t={colour}')")
-        page.wait_for_timeout(60)
+        page.wait_for_selector(f"#talk .legend:has-text('{legend}')")
         seen[colour] = set(
             page.evaluate(
                 "() => [...document.querySelectorAll('#talk .by-assistant.open .tok')].flatMap((t) => [...t.classList])"
@@ -252,12 +253,15 @@ def test_tokens_are_coloured_by_owner_logprob_version_role_and_gap(page: Any) ->
     assert "is-assistant" in seen["role"]
     assert any(name.startswith("heat-") for name in seen["gap"])
     page.locator("#talk .by-assistant.open .tok").nth(2).hover()
+    page.wait_for_selector("#tip:has-text('trained in trajectory 0')")
     tip = text(page, "#tip")
     for name in ("id", "text", "log-prob", "version", "run:4", "run:5", "trained in trajectory 0"):
         assert name in tip
+    page.mouse.move(0, 0)  # else what scrolls under it is told of
+    page.wait_for_selector("#tip", state="hidden")
     page.locator("#talk .by-assistant.open .tokens").focus()
     page.keyboard.press("ArrowRight")
-    assert text(page, "#tip").split()[:3] == ["token", "1", "of"]
+    page.wait_for_selector("#tip tr:has-text('token') td:text-matches('^1 of ')")
 
 
 def test_two_branches_of_an_execution_are_compared(page: Any) -> None:
@@ -300,8 +304,8 @@ def test_provenance_shows_asked_and_used_and_the_raw_request(page: Any) -> None:
 
 def test_overview_and_plots(page: Any) -> None:
     page.keyboard.press("o")
-    page.wait_for_selector("#talk .overview:has-text('pytest')")
-    assert "not judged" in text(page, "#talk .overview")  # two evaluators, and nobody said which is the reward
+    # Two evaluators, and nobody said which is the reward.
+    page.wait_for_selector("#talk .overview:has-text('pytest'):has-text('not judged')")
     page.keyboard.press("x")
     page.wait_for_selector("#talk .plot rect.bar")
     assert page.locator("#talk .plot").count() >= 8
@@ -331,10 +335,16 @@ CUT_OFF = """() => [...document.querySelectorAll("button, select, input, td, dd,
 def test_nothing_is_cut_off_on_a_small_screen(browser: Any, report: Path, width: int, height: int) -> None:
     opened = Opened(browser, f"file://{report}#e={BUSY}", viewport={"width": width, "height": height})
     page = opened.page
-    for keys in ("", "t", "tw", "o", "x", "pi"):  # conversation, tokens, the whole path, execution, plots, provenance
+    page.wait_for_selector("#totals .bad:has-text('undelivered')")
+    for keys, drawn in (
+        ("", "#talk .card.open .content"), ("t", "#talk .tok"),
+        ("tw", "#talk .earlier[aria-expanded=true] ~ .card .content"),
+        ("o", "#talk .overview:has-text('not judged')"), ("x", "#talk .plot rect.bar"),
+        ("pi", "body:has(#side:has-text('Provenance')) #talk .card.open .content"),
+    ):  # fmt: skip
         for key in keys:
             page.keyboard.press(key)
-        page.wait_for_timeout(100)
+        page.wait_for_selector(drawn)
         assert page.evaluate(CUT_OFF) == [], keys
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width
     page.keyboard.press("i")
@@ -343,7 +353,7 @@ def test_nothing_is_cut_off_on_a_small_screen(browser: Any, report: Path, width:
     page.locator("#executions .exec", has_text="1.00").click()
     page.wait_for_selector("#bar h2:text-is('c4')")
     page.locator("#tree .row.call:has(code:text-is('c2'))").click()
-    page.wait_for_selector("#bar h2:text-is('c2')")
+    page.wait_for_selector("#talk .new-from:has-text('new in c2:')")
     assert page.locator("#talk .card.open").first.bounding_box()["y"] < height  # in sight without a search for it
     opened.close()
 
@@ -441,21 +451,20 @@ def test_a_page_of_a_large_run_is_told_only_what_changed(
         server.shutdown()
 
 
-def test_a_million_tokens_open_quickly_and_fit(browser: Any, large: tuple[Forest, Path], tmp_path: Path) -> None:
+def test_a_million_tokens_open_and_fit(browser: Any, large: tuple[Forest, Path], tmp_path: Path) -> None:
     report = write_report(gyre_data.open(large[1]), tmp_path / "report.html")
     assert report.stat().st_size < 15e6
-    started = time.monotonic()
-    opened = Opened(browser, f"file://{report}")
+    opened = Opened(browser, f"file://{report}")  # benchmarks/view.py has how long it takes
     opened.page.wait_for_selector("#talk .card.open .content")
-    assert time.monotonic() - started < 15  # benchmarks/view.py has the figure
-    assert "1,347" in text(opened.page, "#totals")
+    opened.page.wait_for_selector("#totals:has-text('1,347')")
     assert opened.page.locator("#tree .row").count() < 120  # only what is in view exists
-    started = time.monotonic()
+    to_first = "document.querySelector('#tree').dispatchEvent(new KeyboardEvent('keydown', {key: 'Home'}))"
+    chosen = "document.querySelectorAll('#tree .row.on').length"
+    assert opened.page.evaluate(f"() => {{ {to_first}; return {chosen} }}") == 1  # and at once what is chosen
     opened.page.keyboard.press("/")
     opened.page.keyboard.type("windowError order")
     opened.page.wait_for_selector("#found .hit")
     opened.page.keyboard.press("Escape")
     opened.page.keyboard.press("t")
     opened.page.wait_for_selector("#talk .tok")
-    assert time.monotonic() - started < 15
     opened.close()
