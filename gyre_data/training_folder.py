@@ -51,8 +51,9 @@ class TrainingFolder:
             )
         self._seen: dict[str, tuple[int, int] | None] = {}
         self._files: dict[str, Callable[[Path], None]] = {
-            METRICS: self._read_steps, EVALS: self._read_evals, DOING: self._read_doing, "run.json": self._read_info,
+            DOING: self._read_doing, EVALS: self._read_evals, METRICS: self._read_steps, "run.json": self._read_info,
         }  # fmt: skip
+        self._moved = False
         self._run: Run | None = None
         self._by_step: dict[int, list[LedgerRow]] = {}
         self.consumed_in: dict[tuple[str, str], int] = {}
@@ -69,15 +70,17 @@ class TrainingFolder:
 
     def refresh(self) -> bool:
         """Read what changed; True when anything did."""
-        moved = self._read_ledger()
         running = is_locked(self.path / LOCK)
-        moved |= running != self.running
+        self._moved |= running != self.running
         self.running = running
+        # What the trainer writes last is read first: then no step is told of whose figures or ledger are not there.
         for name, read in self._files.items():
             stamp = _stamp(self.path / name)
             if stamp != self._seen.get(name):
-                self._seen[name], moved = stamp, True
+                self._seen[name], self._moved = stamp, True
                 read(self.path / name)
+        self._moved |= self._read_ledger()
+        moved, self._moved = self._moved, False
         return moved
 
     def _read_ledger(self) -> bool:

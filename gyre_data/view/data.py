@@ -209,12 +209,16 @@ def _teachers(execution: Execution) -> dict[str, list[dict[str, Any]]]:
 
 
 def _rows_per_execution(run: Run) -> dict[str, int]:
-    """Rows that tell of an execution: when the number changes there is something new to show."""
+    """Rows that tell of an execution: when the number changes there is something new to show.
+
+    Log-probs of another model are counted for each, since only nodes name them.
+    """
     total: Counter[str] = Counter()
     for name in ("calls", "deliveries", "executions", "scores", "environments"):
         for item in run.table(name).column("execution_id").value_counts().to_pylist():
             total[item["values"]] += item["counts"]
-    return total
+    taught = run.table("teacher_logprobs").num_rows
+    return {name: rows + taught for name, rows in total.items()}
 
 
 def _counts(table: pa.Table, column: str) -> dict[str, int]:

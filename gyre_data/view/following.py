@@ -13,6 +13,7 @@ from typing import Any
 
 from gyre_data.errors import DataError, GyreError
 from gyre_data.execution import Execution, executions, find
+from gyre_data.lock import LOCK, is_locked
 from gyre_data.reader import Run
 
 from .changes import History
@@ -46,6 +47,7 @@ class Following:
         """`look` finds training that begins later; it is asked now and then while there is none."""
         self._run, self._j_max, self._evaluators = run, j_max, evaluators
         self._lock, self._counting = threading.RLock(), threading.Lock()
+        self._writing = is_locked(run.path / LOCK)
         self._second: Run | None = None
         self._counted: tuple[int, Any] = (0, None)
         self._changed = threading.Condition()
@@ -67,9 +69,11 @@ class Following:
         return str(self._run.path).rsplit("/", 1)[-1]
 
     def refresh(self) -> bool:
-        """Take a new snapshot; True and a new version if anything was added."""
+        """Take a new snapshot; True and a new version if anything was added, or the writer came or went."""
         with self._lock:
-            moved = self._run.refresh()
+            writing = is_locked(self._run.path / LOCK)
+            moved = self._run.refresh() or writing != self._writing  # a writer that was killed adds nothing
+            self._writing = writing
             if moved:
                 self.version += 1
         if moved:

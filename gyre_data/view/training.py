@@ -47,8 +47,8 @@ class Training:
         self.folder = TrainingFolder(folder)
         self.run = run
         beside = [self.folder.path / place / LEDGER for place in (".", "scheduler", "..")]
-        self._ledger = Path(cells) if cells else next((path for path in beside if path.is_file()), None)
-        self._cells = None if self._ledger is None else CellsLedger(self._ledger)
+        self._ledgers = [Path(cells)] if cells else beside
+        self._cells: CellsLedger | None = CellsLedger(cells) if cells else None
         self._cells_told: dict[str, Any] | None = None
         self._columns: tuple[Any, dict[str, Any]] = (None, {})
         self._problem: str | None = None
@@ -88,6 +88,9 @@ class Training:
         return step_model(self.folder, self.run, step)
 
     def _read_cells(self) -> bool:
+        if self._cells is None:  # a scheduler may begin later than the trainer
+            path = next((path for path in self._ledgers if path.is_file()), None)
+            self._cells = None if path is None else CellsLedger(path)
         if self._cells is None:
             return False
         try:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gyre_data
+from gyre_data import training_folder
 from gyre_data.cell_spans import CellsByTime, CellsLedger
 from gyre_data.child import answers, free_port
 from gyre_data.errors import ConfigError, DataError
@@ -42,6 +43,25 @@ def trained(run: gyre_data.Run, tmp_path: Path) -> Iterator[TrainedFolder]:
         made.step([("e_b02c00000001", "n_a"), ("e_e7f300000002", "n_b")])
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("name", ["doing.json", "evals.jsonl", "metrics.jsonl", "run.json"])
+def test_a_step_that_is_taken_between_two_files_is_told_whole_or_not_at_all(
+    trained: TrainedFolder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, stamp = TrainingFolder(trained.path), training_folder._stamp
+
+    def stamped(path: Path) -> tuple[int, int] | None:
+        if path.name == name and trained.steps == 5:
+            trained.step([("e_9d1e00000003", "n_c")])
+            trained.says("computing step 7")
+        return stamp(path)
+
+    monkeypatch.setattr(training_folder, "_stamp", stamped)
+    folder.refresh()
+    last = len(folder.steps)
+    assert folder.consumed(last)
+    assert folder.doing is None or last == 6
 
 
 def test_a_folder_is_read_as_it_grows(trained: TrainedFolder) -> None:

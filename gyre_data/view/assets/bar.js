@@ -5,11 +5,22 @@ import { amount, int, took, words } from "./format.js";
 import { on, state, tell } from "./store.js";
 import { COLOURS } from "./tokens.js";
 
+let drawn = null; // what the drawing rests on
+
 export function setUpBar() {
-  on("call tab tokens side mark refreshed training", draw);
+  on("call tab tokens side mark", draw);
+  on("refreshed training", () => drawn !== restsOn() && draw());
+}
+
+/** What is told of the selected call, as text: a list that is open, or the focus, stays while the run goes on. */
+function restsOn() {
+  const e = state.execution;
+  const call = state.call && e?.call(state.call);
+  return JSON.stringify([call, call && fresh(e, call), state.mark, state.training !== null]);
 }
 
 function draw() {
+  drawn = restsOn();
   const e = state.execution;
   if (!e && !state.training) return;
   const call = state.call && e?.call(state.call);

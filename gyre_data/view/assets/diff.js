@@ -8,31 +8,44 @@ import { Execution } from "./model.js";
 import { on, state, tell } from "./store.js";
 
 const LONG = 6000; // words beyond which two texts are compared line by line
-let other = null; // the Execution of the mark, when it is another
+let drawing = 0; // a later drawing stops an earlier one
+let drawn = []; // what the drawing rests on
 
 export function setUpDiff() {
   on("call mark tab", () => state.tab === "diff" && draw());
+  on("refreshed run", () => state.tab === "diff" && restsOn().some((one, i) => one !== drawn[i]) && draw());
+}
+
+/** The execution at hand and what is known of the marked one, or of all that could be compared with. */
+function restsOn() {
+  const { executions } = state.run;
+  return [state.execution?.raw, state.mark ? executions.find((one) => one.execution_id === state.mark.execution)?.num_rows : executions];
 }
 
 async function draw() {
+  const mine = ++drawing;
+  drawn = restsOn();
   const box = $("talk");
   if (!state.call) return fill(box, h("p.empty", null, "Choose a call."));
   if (!state.mark) {
     return fill(box, h("div.empty", null, h("p", null, "Mark one call (d), go to another, of any execution, and press d again: their paths are compared message by message."), suggestions()));
   }
-  if (!other || other.id !== state.mark.execution) {
-    other = state.mark.execution === state.execution.id ? state.execution : new Execution(await state.source.execution(state.mark.execution));
-  }
-  const left = await side(other, other.call(state.mark.call));
-  const right = await side(state.execution, state.execution.call(state.call));
-  if (state.tab !== "diff") return undefined;
+  const e = state.execution;
+  const other = state.mark.execution === e.id ? e : new Execution(await state.source.execution(state.mark.execution));
+  if (mine !== drawing) return undefined;
+  const left = await side(other, other.callById.get(state.mark.id));
+  const right = await side(e, e.call(state.call));
+  if (mine !== drawing || state.tab !== "diff") return undefined;
   const pairs = align(left.keys, right.keys);
   const common = pairs.filter((p) => p.a !== null && p.b !== null).length;
-  return fill(box,
+  const kept = box.scrollTop;
+  fill(box,
     h("div.two.heads", null, head(left), head(right)),
     h("div.line.dim", null, `${many(common, "message")} in both, ${int(left.keys.length - common)} only on the left, ${int(right.keys.length - common)} only on the right`,
       h("span.grow"), h("button.flat", { onclick: () => tell("unmark") }, "Clear the mark")),
     rows(left, right, pairs));
+  box.scrollTop = kept;
+  return box;
 }
 
 /** Other leaves of this execution, and other executions of the task: what a person would compare with. */
@@ -41,12 +54,12 @@ function suggestions() {
   const mine = e.raw.trajectories.map((t) => e.callOfOutput.get(t.leaf)).filter((call) => call && call.number !== state.call);
   const rest = state.run.executions.filter((one) => one.execution_id !== e.id && one.num_calls && one.task_id === e.info.task_id && e.info.task_id !== null);
   return h("div.line", null,
-    mine.map((call) => h("button.flat", { onclick: () => tell("compare-with", { execution: e.id, call: call.number }) }, `with trajectory ending at c${call.number}`)),
+    mine.map((call) => h("button.flat", { onclick: () => tell("compare-with", { execution: e.id, call: call.number, id: call.call_id }) }, `with trajectory ending at c${call.number}`)),
     rest.slice(0, 16).map((one) => h("button.flat", {
       onclick: async () => {
         const loaded = new Execution(await state.source.execution(one.execution_id));
         const last = [...loaded.calls].reverse().find((call) => call.agent_role === "main" && call.output_node) || loaded.calls[loaded.calls.length - 1];
-        tell("compare-with", { execution: one.execution_id, call: last.number });
+        tell("compare-with", { execution: one.execution_id, call: last.number, id: last.call_id });
       },
     }, `with #${one.sample_index ?? one.execution_id}${one.score === null ? "" : ` (${one.score.toFixed(2)})`}`)));
 }

@@ -5,7 +5,7 @@ import { amount, int, many, seconds, took, words } from "./format.js";
 import { on, state, tell } from "./store.js";
 
 export function setUpHead() {
-  on("execution refreshed figures training", draw);
+  on("execution refreshed run figures training", draw);
 }
 
 function draw() {

@@ -34,8 +34,7 @@ async function start() {
   state.training = await state.source.training();
   if (asked.s) state.step = Number(asked.s);
   tell("training");
-  const { path, info } = state.run;
-  fill($("where"), h("code", { title: path }, h("bdi", null, path)), [info.mode, info.policy].filter(Boolean).map((fact) => h("span.dim", null, fact)));
+  showWhere();
   showTotals();
   const withCalls = state.run.executions.filter((one) => one.num_calls);
   const first = state.run.executions.find((one) => one.execution_id === asked.e) || withCalls[withCalls.length - 1];
@@ -53,6 +52,11 @@ async function start() {
 
 const narrow = () => innerWidth < 1000;
 
+function showWhere() {
+  const { path, info } = state.run;
+  fill($("where"), h("code", { title: path }, h("bdi", null, path)), [info.mode, info.policy].filter(Boolean).map((fact) => h("span.dim", null, fact)));
+}
+
 async function counts() {
   const started = performance.now();
   state.figures = await state.source.figures();
@@ -66,26 +70,33 @@ function countSoon() {
   if (countSoon.waits) return;
   countSoon.waits = setTimeout(() => {
     countSoon.waits = null;
-    counts().catch((error) => note(String(error.message || error)));
+    counts().catch(failed);
   }, Math.max(2000, 10 * (counts.took || 0)));
 }
 
+let opening = 0; // an execution that is asked for later is the one to show
+let rowsShown = null; // rows of the shown execution when it was asked for
+
+const summaryOf = (id) => state.run.executions.find((one) => one.execution_id === id);
+
 async function openExecution(id, asked = {}) {
-  const told = state.run.executions.find((one) => one.execution_id === id);
+  const told = summaryOf(id);
   if (!told) return;
   if (!told.num_calls) {
     note(`${id} has no call yet`);
     return;
   }
+  const mine = ++opening;
   let found;
   try {
     found = await state.source.execution(id);
   } catch (error) { // one that contradicts itself: the others can still be looked at
-    note(String(error.message || error));
+    failed(error);
     return;
   }
+  if (mine !== opening) return;
   const loaded = new Execution(found);
-  take(loaded);
+  take(loaded, told.num_rows);
   state.call = (loaded.callById.get(asked.c) || loaded.callOfOutput.get(asked.n))?.number ?? firstShown(loaded);
   state.node = loaded.index.get(asked.n) ?? null;
   state.row = null;
@@ -98,10 +109,12 @@ async function openExecution(id, asked = {}) {
   tell("execution");
   tell("call");
   writeAddress();
+  renew().catch(failed); // the run may have moved on meanwhile
 }
 
-/** Keep an execution as the one shown. */
-function take(loaded) {
+/** Keep an execution as the one shown; `rows` is how many rows told of it when it was asked for. */
+function take(loaded, rows) {
+  rowsShown = rows;
   loaded.versions = [...new Set(loaded.nodes.flatMap((node) => (node.versions || []).map(([name]) => name)))];
   state.execution = loaded;
 }
@@ -211,7 +224,7 @@ function tokens(yes) {
 
 function compare() {
   if (!state.call) return;
-  const here = { execution: state.execution.id, call: state.call };
+  const here = { execution: state.execution.id, call: state.call, id: state.execution.call(state.call).call_id };
   const same = state.mark && state.mark.execution === here.execution && state.mark.call === here.call;
   if (!state.mark || same) {
     state.mark = same ? null : here;
@@ -240,6 +253,8 @@ function note(text) {
   note.later = setTimeout(() => fill($("live"), standing), 4000);
 }
 
+const failed = (error) => note(String(error.message || error));
+
 let standing = null;
 
 /** Take over what was recorded meanwhile; selection and scroll stay where they are. */
@@ -258,7 +273,7 @@ function follow() {
       try {
         await refresh();
       } catch (error) {
-        note(String(error.message || error));
+        failed(error);
       }
     } while (again);
     busy = false;
@@ -267,7 +282,6 @@ function follow() {
     state.training = await state.source.training();
     tell("training");
   };
-  const failed = (error) => note(String(error.message || error));
   state.source.follow(more, () => trained().catch(failed), (there) => {
     standing = there ? h("span.good", null, "● following") : h("span.bad", null, "○ the server is gone");
     fill($("live"), standing);
@@ -275,29 +289,35 @@ function follow() {
 }
 
 async function refresh() {
-  const before = state.run.executions;
   state.run = await state.source.run();
-  const id = state.execution?.id;
-  const rows = (list) => list.find((one) => one.execution_id === id)?.num_rows;
+  showWhere();
   showTotals();
   showExecutions();
   tell("run");
-  if (!id) {
+  countSoon();
+  if (state.execution) await renew();
+  else {
     const first = state.run.executions.find((one) => one.num_calls);
     if (first) await openExecution(first.execution_id);
     if (state.run.executions.length > 1 && !narrow()) listShown(true);
-  } else if (rows(before) !== rows(state.run.executions)) {
-    const e = state.execution;
-    const call = state.call && e.call(state.call).call_id;
-    const node = state.node === null ? null : e.nodes[state.node].node_id;
-    const loaded = new Execution(await state.source.execution(id));
-    if (state.execution?.id !== id) return;
-    take(loaded);
-    state.call = loaded.callById.get(call)?.number ?? null;
-    state.node = node === null ? null : loaded.index.get(node) ?? null;
-    tell("refreshed");
   }
-  countSoon();
+}
+
+/** Load the shown execution again when more is known of it. Calls are numbered by their start, so numbers may move. */
+async function renew() {
+  const { id } = state.execution;
+  const rows = summaryOf(id)?.num_rows;
+  if (rows === undefined || rows === rowsShown) return;
+  const loaded = new Execution(await state.source.execution(id));
+  const e = state.execution;
+  if (e.id !== id) return;
+  const call = state.call && e.call(state.call).call_id;
+  const node = state.node === null ? null : e.nodes[state.node].node_id;
+  take(loaded, rows);
+  state.call = loaded.callById.get(call)?.number ?? null;
+  state.node = node === null ? null : loaded.index.get(node) ?? null;
+  if (state.mark?.execution === id) state.mark.call = loaded.callById.get(state.mark.id)?.number ?? state.mark.call;
+  tell("refreshed");
 }
 
 function stored() {

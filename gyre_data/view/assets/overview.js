@@ -17,10 +17,11 @@ function draw() {
   }
   const admission = state.figures?.admission[e.id];
   const group = state.figures?.groups.find((one) => one.group_id === e.info.group_id);
+  const opened = new Set([...$("talk").querySelectorAll("details[open]")].map((el) => el.dataset.reason));
   fill($("talk"), h("div.overview", null,
     section("Training", admitted(admission, group)),
     section(`Kept trajectories (J_max ${e.raw.j_max ?? "none"})`, trajectories(e)),
-    section("Left out", excluded(e)),
+    section("Left out", excluded(e, opened)),
     section("Verdicts", verdicts(e)),
     section("Workspace states", table(["state", "kind", "digest", "captured"], e.raw.environments.map((one) => [one.state_id, one.kind, one.digest, day(one.captured_at)]))),
     section("Launch", launch(e))));
@@ -45,10 +46,10 @@ function trajectories(e) {
   }));
 }
 
-function excluded(e) {
+function excluded(e, opened) {
   const by = new Map();
   for (const one of e.raw.excluded) by.set(one.reason, [...(by.get(one.reason) || []), one]);
-  return by.size ? h("div", null, [...by].map(([reason, rows]) => h("details", null,
+  return by.size ? h("div", null, [...by].map(([reason, rows]) => h("details", { open: opened.has(reason), data: { reason } },
     h("summary", null, `${words(reason)}: ${many(rows.length, "time")}`),
     h("div.brief-list", null, rows.map((one) => {
       const call = one.call_id ? e.callById.get(one.call_id) : e.callOfOutput.get(one.node_id);

@@ -12,6 +12,7 @@ let hits = [];
 let active = -1;
 let run = 0;
 let everywhere = false;
+let searched = null; // what the hits are of: an execution as it was, or true for all of them
 
 export function setUpSearch() {
   fill($("search-role"), Object.entries(ROLES).map(([value, title]) => h("option", { value }, title)));
@@ -22,11 +23,13 @@ export function setUpSearch() {
   };
   $("search").addEventListener("input", soon);
   $("search-role").addEventListener("change", search);
-  $("search").addEventListener("focus", () => hits.length && open(true));
+  $("search").addEventListener("focus", () => (searched === subject() ? hits.length && open(true) : search()));
   $("find").addEventListener("keydown", key);
   $("found").addEventListener("mousedown", (event) => event.preventDefault());
   $("search").addEventListener("blur", () => setTimeout(() => !$("find").contains(document.activeElement) && open(false), 100));
 }
+
+const subject = () => everywhere || state.execution;
 
 const open = (yes) => {
   $("found").hidden = !yes;
@@ -39,6 +42,7 @@ async function search() {
   const role = $("search-role").value;
   hits = [];
   active = -1;
+  searched = subject();
   if (wanted.length < 2 || !state.execution) {
     open(false);
     return;

@@ -5,11 +5,24 @@ import { clock, day, int, seconds, took, words } from "./format.js";
 import { longText } from "./message.js";
 import { on, state, tell } from "./store.js";
 
+let drawn = null; // what the drawing rests on
+
 export function setUpSide() {
-  on("call side refreshed", draw);
+  on("call side", draw);
+  on("refreshed", () => drawn !== restsOn() && draw());
+}
+
+/** What the execution says of the selected call, as text: what was opened stays open until that changes. */
+function restsOn() {
+  const e = state.execution;
+  const call = state.call && e?.call(state.call);
+  if (!call) return null;
+  const output = call.output_node && e.nodes[e.index.get(call.output_node)];
+  return JSON.stringify([call, output?.versions, e.excludedCall.get(call.call_id), e.raw.environments, e.raw.scores]);
 }
 
 function draw() {
+  drawn = restsOn();
   const box = $("side");
   box.hidden = !state.side;
   document.body.classList.toggle("with-side", state.side);

@@ -85,7 +85,8 @@ class Report {
 class Served {
   constructor() {
     this.live = true;
-    this.toldOf = new Map(); // address -> the value and its version
+    this.asked = 0;
+    this.toldOf = new Map(); // address -> the value, its version, and when it was asked for
     this.textOf = new Map();
     this.tokensOf = new Map();
     this.wordOf = {};
@@ -101,12 +102,15 @@ class Served {
 
   /** What the server tells at `path`: whole at first, then what changed since. */
   async moving(path) {
+    const asked = ++this.asked;
     const known = this.toldOf.get(path);
     const answer = await this.get(known ? `${path}since=${known.version}` : path);
     const { version, whole, steps } = await answer.json();
     const value = steps ? steps.reduce(patched, known.value) : whole;
+    const later = this.toldOf.get(path);
+    if (later && later.asked > asked) return later.value; // it came before this one
     this.toldOf.delete(path);
-    this.toldOf.set(path, { version, value });
+    this.toldOf.set(path, { version, value, asked });
     if (this.toldOf.size > MOST_KEPT) this.toldOf.delete(this.toldOf.keys().next().value);
     return value;
   }

@@ -8,9 +8,16 @@ import { figure, stepsOf, waitsAt } from "./training.js";
 const FIRST = 100; // rows of the list of steps before one asks for more
 let shown = FIRST;
 let loaded = null; // {step, rows} of the chosen step
+let unknown = false; // whether it consumed what the page has not heard of yet
+let turn = 0; // a later drawing stops an earlier one
 
 export function setUpSteps() {
-  on("tab step training", () => state.tab === "steps" && draw());
+  on("tab step", () => state.tab === "steps" && draw());
+  on("run", () => state.tab === "steps" && unknown && draw());
+  on("training", () => {
+    loaded = null; // its ledger may have come since, or it was taken again
+    if (state.tab === "steps") draw();
+  });
 }
 
 /** The chosen step, else the newest. */
@@ -20,6 +27,7 @@ function wanted() {
 }
 
 async function draw() {
+  const mine = ++turn;
   const steps = stepsOf();
   if (!steps.length) {
     fill($("talk"), h("p.empty", null, state.training ? "No step has been taken yet." : "No training lies beside this run; name one with --training FOLDER."));
@@ -28,9 +36,10 @@ async function draw() {
   const step = wanted();
   if (loaded?.step !== step) {
     const found = await state.source.step(step);
-    if (state.tab !== "steps" || wanted() !== step) return; // another was chosen meanwhile, and is drawn by itself
+    if (state.tab !== "steps" || mine !== turn) return;
     loaded = found;
   }
+  unknown = loaded.executions.some((row) => row.here && !executionOf(row));
   const scroll = $("talk").scrollTop;
   fill($("talk"), h("div.overview", null, one(loaded, steps), evaluation(step), every(steps, step)));
   $("talk").scrollTop = scroll;
@@ -51,8 +60,10 @@ function one(told, steps) {
     told.executions.length ? table(["execution", "task", "reward", "advantage", "tokens trained", "trajectories"], told.executions.map(consumed), "consumed") : h("p.dim", null, "the ledger of this step is not there"));
 }
 
+const executionOf = (row) => state.run.executions.find((e) => e.execution_id === row.execution_id);
+
 function consumed(row) {
-  const known = row.here && state.run.executions.find((e) => e.execution_id === row.execution_id);
+  const known = row.here && executionOf(row);
   const task = known?.task_id ? `${known.task_id}${known.sample_index === null ? "" : ` #${known.sample_index}`}` : row.group_id || "–";
   const name = h("code", null, row.execution_id.length > 18 ? `${row.execution_id.slice(0, 17)}…` : row.execution_id);
   const open = (leaf) => tell("go", { execution: row.execution_id, node: leaf });

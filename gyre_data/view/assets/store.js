@@ -16,7 +16,7 @@ export const state = {
   tokens: false,
   colour: "mask",
   side: false,
-  mark: null, // {execution, call}: what a comparison is made with
+  mark: null, // {execution, call, id}: what a comparison is made with, its number and its id
   source: null,
 };
 

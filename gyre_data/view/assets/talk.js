@@ -32,9 +32,13 @@ function restsOn() {
     if (from) calls.add(from);
     return [node, e.ownerOf.get(node.node_id), e.excludedCall.get(node.call_id), (e.pathsThrough.get(node.node_id) || 0) > 1];
   });
-  const before = [...calls.add(call)].map((one) => [one, e.eventOf.get(one.number), e.compactionOf.get(one.call_id)]);
-  const agents = (e.started.get(call.number) || []).map((lane) => [lane.agent_id, lane.num_calls, lane.segments.length]);
-  return JSON.stringify([nodes, before, agents, e.siblings(call).find((n) => n > call.number), e.versions]);
+  const told = [...calls.add(call)].map((one) => {
+    const lane = e.laneOf.get(one.number);
+    const agents = (e.started.get(one.number) || []).map(({ agent_id: id, num_calls: count, segments }) => [id, count, segments[0]?.calls[0]]);
+    return [one, e.eventOf.get(one.number), e.compactionOf.get(one.call_id), e.segmentOf.get(one.number)?.opening, lane?.title, lane?.spawned_at, agents];
+  });
+  const meaning = state.tokens && [e.raw.trajectories.map((t) => [t.index, t.role]), e.nodes.some((node) => node.teachers), e.versions];
+  return JSON.stringify([nodes, told, e.siblings(call).find((n) => n > call.number), meaning]);
 }
 
 /** List all earlier messages, or only the last few. */
@@ -69,7 +73,7 @@ async function draw(fresh) {
   }
   const path = e.pathOfCall(call);
   const first = firstNew(e, call, path);
-  const parts = await content(e, call, path, first);
+  const parts = await content(e, call, path, first, mine);
   if (mine !== turn || state.tab !== "talk") return; // another part of the page is shown by now
   const kept = box.scrollTop;
   const focused = box.contains(document.activeElement) && document.activeElement.closest("[data-node]")?.dataset.node;
@@ -94,7 +98,8 @@ function firstNew(e, call, path) {
   return 0;
 }
 
-async function content(e, call, path, first) {
+/** What the conversation is made of; null when another drawing began while its texts were fetched. */
+async function content(e, call, path, first, mine) {
   const show = path.map((i, at) => ({ i, at })).filter(({ i }) => state.tokens || e.isMessage(i));
   const earlier = show.filter(({ at }) => at < first);
   const fresh = show.filter(({ at }) => at >= first);
@@ -103,6 +108,7 @@ async function content(e, call, path, first) {
   const isOpen = ({ i, at }) => opened.get(e.nodes[i].node_id) ?? (i === state.node || at >= first);
   const need = [...shown, ...fresh].filter(isOpen).map(({ i }) => i);
   const ready = await load(e, need);
+  if (mine !== turn) return null;
   const reused = path.slice(0, first).reduce((n, i) => n + e.nodes[i].num_tokens, 0);
   const context = { e, call, ready, isOpen };
   return [

@@ -30,6 +30,7 @@ export class VirtualList {
     else if (top + 2 * this.height > this.box.scrollTop + this.box.clientHeight) {
       this.box.scrollTop = top + 2 * this.height - this.box.clientHeight;
     }
+    this.draw();
   }
 
   draw(anew) {
