@@ -45,6 +45,8 @@ class Receiver:
         self._lock = threading.Lock()
         self._has: dict[str, list[tuple[str, str]]] = {}
         """Names and digests of the files of each version that was fetched."""
+        self._came: list[Path] = []
+        """Those that stay, the newest last: by their times many would be equally new to a file system."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def pull(self, body: dict[str, Any]) -> Path:
@@ -78,7 +80,8 @@ class Receiver:
                 shutil.rmtree(made, ignore_errors=True)
                 raise
             self._has[version] = wanted
-            self._forget(final)
+            self._came = [*(one for one in self._came if one != final), final]
+            self._forget()
             return final.resolve()
 
     def _fetch(self, path: Path, file: dict[str, Any], session: str, deadline: Deadline) -> None:
@@ -96,11 +99,13 @@ class Receiver:
                 "publish again, on a network that nobody else reaches"
             )
 
-    def _forget(self, newest: Path) -> None:
-        kept = sorted((p for p in self._folder.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime_ns)
-        visible = [p for p in kept if not p.name.startswith(".") and p != newest]
-        for old in [p for p in kept if p.name.startswith(".")] + visible[: max(0, len(visible) - _KEPT + 1)]:
+    def _forget(self) -> None:
+        folders = [p for p in self._folder.iterdir() if p.is_dir()]
+        earlier = [p for p in folders if not p.name.startswith(".") and p not in self._came]  # of another process
+        here = [*sorted(earlier, key=lambda p: p.stat().st_mtime_ns), *(p for p in self._came if p in folders)]
+        for old in [p for p in folders if p.name.startswith(".")] + here[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
+        self._came = [p for p in self._came if p in here[-_KEPT:]]
 
 
 def receive(

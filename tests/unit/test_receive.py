@@ -1,6 +1,7 @@
 """`gyre receive`: a folder is there when every byte is right, and only for whom holds the key."""
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -42,6 +43,15 @@ def test_two_versions_stay_and_each_is_whole(tmp_path: Path) -> None:
         made = receiver.pull(offer(n))
         assert (made / "model.safetensors").read_bytes() == DATA
         assert (made / "config.json").read_text() == "{}"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run_2", "run_3"]
+
+
+def test_the_version_that_came_last_stays_whatever_the_clock_said(tmp_path: Path) -> None:
+    """A file system may give all that was made within some milliseconds one time, and a clock may be set back."""
+    receiver = Receiver(tmp_path, Wire())
+    for n in (1, 2):
+        os.utime(receiver.pull(offer(n)), (100 - n, 100 - n))
+    receiver.pull(offer(3))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run_2", "run_3"]
 
 
