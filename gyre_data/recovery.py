@@ -91,8 +91,7 @@ def lost_manifest(run: Path) -> str | None:
     }
     found = sorted(_unheard(files, current) | sealed)
     mend = "restore it from a copy; without one, the next writer of this folder takes in what is there"
-    gone = any((table, one.name) not in here for table, many in current.sealed.items() for one in many)
-    if gone or not current.number:
+    if not current.number or _lacks_files(run, current):
         rewritten = {
             (table, path.stem)
             for table, path in files
@@ -105,6 +104,15 @@ def lost_manifest(run: Path) -> str | None:
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     what = f"{'/'.join(found[0])}.arrow{more}"
     return f"wanted the newest manifest to know {what}, number {current.number} does not: a newer one is lost; {mend}"
+
+
+def _lacks_files(run: Path, newest: manifests.Manifest) -> bool:
+    """Whether segments that the newest manifest names are gone. While it is the newest, nobody removes them."""
+    named = [run / table / one.name for table, many in newest.sealed.items() for one in many]
+    if all(path.exists() for path in named):
+        return False
+    now = manifests.newest(run)
+    return now is not None and now.number == newest.number
 
 
 def recover(run: Path, pairs: Iterable[tuple[str, str]], writer: str) -> list[Recovered]:

@@ -33,7 +33,7 @@ from .segment import open_sealed
 
 __all__ = ["Report", "verify"]
 
-_TRIES = 3
+_TRIES = 20  # looks at a folder that is rewritten under each: more than anybody does to it in a row
 _TORN_WAIT_S = 0.1  # a live writer finishes a record that was seen half-written well within this
 
 

@@ -13,12 +13,16 @@ from typer.testing import CliRunner
 
 import gyre_data
 from gyre_data import manifest as manifests
+from gyre_data import recovery
 from gyre_data.arrays import table_of
 from gyre_data.checks import ProblemKind
 from gyre_data.commit_log import encode_record
+from gyre_data.compact import compact
 from gyre_data.errors import ConfigError
 from gyre_data.listing import list_executions, list_runs
 from gyre_data.main import app
+from gyre_data.reader import Run
+from gyre_data.removal import remove
 from gyre_data.schema import CallStatus, DeliveryState, ScoreStatus, arrow_schema
 from gyre_data.segment import write_sealed
 from gyre_data.store import RunWriter
@@ -49,6 +53,38 @@ def test_a_good_run_is_clean_open_and_sealed(tmp_path):
     assert any("was left open with 6 rows; the next writer" in note for note in left.notes)
     RunWriter(path).close()
     assert verify(path).num_rows == {"calls": 3, "deliveries": 3, "executions": 2, "nodes": 6, "scores": 1}
+
+
+def test_a_folder_that_is_rewritten_between_two_looks_lacks_no_manifest(tmp_path, monkeypatch):
+    """The files are listed before the manifest is read: what replaced them meanwhile is on no list."""
+    path = write(tmp_path / "run", one_execution())
+    compact(path)
+    files, rewrites = recovery._files, [path]
+
+    def listed(run):
+        there = files(run)
+        if rewrites:
+            compact(rewrites.pop(), cold=True)
+        return there
+
+    monkeypatch.setattr(recovery, "_files", listed)
+    assert verify(path).problems == ()
+    assert not rewrites
+
+
+def test_a_folder_that_changes_again_and_again_is_looked_at_until_it_holds_still(tmp_path, monkeypatch):
+    path, gone = tmp_path / "run", [f"e_{number}" for number in range(1, 7)]
+    write(path, [row for name in (*gone, "e_0") for row in one_execution(name)])
+
+    def changes_then(*where):
+        run = Run(*where)
+        if gone:
+            remove(path, [gone.pop()], purge=True)
+        return run
+
+    monkeypatch.setattr("gyre_data.verify.Run", changes_then)
+    assert verify(path).problems == ()
+    assert not gone
 
 
 def test_flips_in_every_file_are_found(tmp_path):
