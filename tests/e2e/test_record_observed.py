@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,22 @@ with client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", 
 REFUSED = json_answer({"type": "error", "error": {"type": "authentication_error", "message": "no"}}, 401)
 
 
-async def _recorded(tmp_path: Path, answer: Answer, program: str) -> tuple[list[str], Path, tuple[str, ...], int]:
+async def _recorded(
+    tmp_path: Path, answer: Answer, program: str, heard: Callable[[str], object] = lambda words: None
+) -> tuple[list[str], Path, tuple[str, ...], int]:
     said: list[str] = []
+
+    def say(words: str) -> None:
+        said.append(words)
+        heard(words)
+
     async with (
         Provider(lambda sent: answer).serving() as provider,
         serve_observer(tmp_path / "run", provider) as proxy,
         ProxyClient(proxy.url) as client,
     ):
         command = [sys.executable, "-c", program, "--api-key", "sk-ant-0123456789abcdef"]
-        ended = await record(client, proxy.run, command, said.append)
+        ended = await record(client, proxy.run, command, say)
     return said, tmp_path / "run", ended.remarks, ended.status
 
 
@@ -74,7 +82,9 @@ async def test_a_client_that_goes_elsewhere_is_told(tmp_path: Path) -> None:
 
 async def test_a_silent_client_is_asked_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyre_proxy.launch.record._SILENT_S", 0.1)
-    said, *_ = await _recorded(tmp_path, REFUSED, "import time; time.sleep(1)")
+    asked = tmp_path / "asked"
+    silent = f"import os, time\nwhile not os.path.exists({str(asked)!r}): time.sleep(0.05)"
+    said, *_ = await _recorded(tmp_path, REFUSED, silent, lambda words: "0 requests" in words and asked.touch())
     assert "0 requests" in said[1]
 
 

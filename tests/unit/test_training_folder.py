@@ -206,7 +206,10 @@ def test_a_lost_core_that_comes_back_trains_when_it_works(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_the_proxys_word_is_asked_of_this_machine_only(run: gyre_data.Run, trained: TrainedFolder) -> None:
+def test_the_proxys_word_is_asked_of_this_machine_only(
+    run: gyre_data.Run, trained: TrainedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gyre_data.view.training._ANSWER_S", 60.0)
     asked: list[str] = []
 
     class Status(BaseHTTPRequestHandler):
