@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from gyre_proxy.launch.show import Board
 from gyre_proxy.launch.supervisor import Watched
 
+NOW = 1000.0
+
 
 def shown(them: list[Watched], total: int | None = 8) -> list[str]:
     console = Console(file=io.StringIO(), width=80)
-    board = Board(quiet=False, total=total, console=console)
-    board.about("proxy 127.0.0.1:8765  4 tasks x 2", 4)
-    console.print(board.view({one.id: one for one in them}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gyre_proxy.launch.show.time", SimpleNamespace(monotonic=lambda: NOW))  # it takes no time
+        board = Board(quiet=False, total=total, console=console)
+        board.about("proxy 127.0.0.1:8765  4 tasks x 2", 4)
+        console.print(board.view({one.id: replace(one, last_event=NOW) for one in them}))
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
 def watched() -> list[Watched]:
-    """Of this moment: silence is counted from when they are made."""
     return [
         Watched(
             id="e7f3aaaa1",
