@@ -4,6 +4,8 @@ import asyncio
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from gyre_data import open as open_run
 from gyre_data.errors import ConfigError
 from gyre_proxy.launch.client import ProxyClient, serves
 from gyre_proxy.launch.record import record
-from gyre_proxy.launch.supervisor import Supervisor
+from gyre_proxy.launch.supervisor import Supervisor, Watched
 from gyre_proxy.launch.tasks import Task
 from tests.support.launching import serving_scripted, supervise
 from tests.support.proxy_server import Served, check_run
@@ -215,3 +217,14 @@ async def test_only_executions_of_the_task_file_are_claimed(served: Served) -> N
 async def test_a_verdict_names_the_evaluators_settings(served: Served) -> None:
     await supervise(served, task("t", num_calls=0), task("u", judge=JUDGE + "; 1", num_calls=0))
     assert len({row["config_digest"] for row in rows(served.run, "scores")} - {None}) == 2
+
+
+async def test_what_is_done_is_told_with_all_its_calls(served: Served) -> None:
+    """Also those whose events come only after its end."""
+    told: list[int] = []
+
+    def changed(watched: Mapping[str, Watched]) -> None:
+        told.extend(one.num_calls for one in watched.values() if one.state == "done")
+
+    await supervise(served, replace(task("t"), evaluator=None), attempts=3, concurrency=1, on_change=changed)
+    assert set(told) == {2}

@@ -108,9 +108,9 @@ class ProxyClient:
         body = {"limit": limit, "tasks": list(tasks)}
         return list((await self._send("POST", "/api/executions/claim", body))["executions"])
 
-    async def end(self, execution: str, reason: str) -> None:
-        """Say that an execution ended, and why."""
-        await self._send("POST", f"/api/executions/{execution}/end", {"reason": reason})
+    async def end(self, execution: str, reason: str) -> dict[str, Any]:
+        """Say that an execution ended, and why; returns it as it stands then."""
+        return dict(await self._send("POST", f"/api/executions/{execution}/end", {"reason": reason}))
 
     @asynccontextmanager
     async def execution(self, **fields: Any) -> AsyncIterator[RunningExecution]:

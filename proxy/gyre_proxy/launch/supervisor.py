@@ -233,7 +233,8 @@ class Supervisor:
             watched.error = f"could not start: {error}"
         finally:
             watched.state, watched.end_reason = "ending", reason
-            await asyncio.shield(self.client.end(claimed["id"], reason))
+            told = await asyncio.shield(self.client.end(claimed["id"], reason))
+            watched.num_calls = told["calls"]  # the events of its last ones may come later
             self._ended[reason] += 1
             self._active -= 1
             self._freed.set()
@@ -296,10 +297,12 @@ class Supervisor:
                 if event["type"] == "call.started":
                     seen.in_flight += 1
                     continue
-                seen.num_calls += 1
                 seen.in_flight = max(0, seen.in_flight - 1)
                 seen.prompt_tokens = event.get("prompt_tokens")
                 seen.doing = event.get("agent_id") or event.get("agent_role") or "-"
+                if seen.state != "running":  # counted with its end
+                    continue
+                seen.num_calls += 1
                 if self.states_every and seen.num_calls % self.states_every == 0 and seen.id in self._attempts:
                     with suppress(ConfigError):  # it is one state less; the executions go on
                         await self._attempts[seen.id].capture()
