@@ -172,7 +172,10 @@ async def test_what_the_api_changes_reaches_the_worker(tmp_path, model, reply):
         engine.hold(1)
         late = asyncio.create_task(pair.call(name, "other"))
         await engine.waiting.wait()
-        assert (await pair.http.get(f"/api/executions/{name}")).json()["in_flight"] == 1
+        # The worker's word may come after the engine has the request.
+        async with asyncio.timeout(60):
+            while (await pair.http.get(f"/api/executions/{name}")).json()["in_flight"] != 1:
+                await asyncio.sleep(0.02)
         assert (await pair.http.get("/api/engines")).json()["engines"][0]["in_flight"] == 1
         ended = (await pair.http.post(f"/api/executions/{name}/end", json={"reason": "finished"})).json()
         assert (ended["state"], ended["in_flight"], ended["calls"]) == ("ended", 0, 3)
