@@ -41,13 +41,15 @@ class Link:
         sock.setblocking(False)
         self._sock, self._handlers, self._on_connection, self._on_lost = sock, handlers, on_connection, on_lost
         self._loop = asyncio.get_running_loop()
-        self._out: deque[tuple[memoryview, int | None]] = deque()
+        self._out: deque[tuple[memoryview, int | None, bytes]] = deque()
         self._in = bytearray()
         self._descriptors: deque[int] = deque()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.lost = False
+        self.unsent: list[tuple[int, bytes]] = []
+        """Open connections that the other end did not live to take; whoever lets go of this end has them."""
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def push(self, kind: str, value: Any = None) -> None:
@@ -55,8 +57,8 @@ class Link:
         self._send((kind, 0, value))
 
     def hand_over(self, descriptor: int, data: bytes) -> None:
-        """Give an open connection away, with what was read from it. `descriptor` is closed here, also on a loss."""
-        self._send(("connection", 0, data), descriptor)
+        """Give an open connection away, with what was read from it. `descriptor` is closed here, or `unsent`."""
+        self._send(("connection", 0, data), descriptor, data)
 
     async def ask(self, kind: str, value: Any = None) -> Any:
         """The other end's answer. Raises what its handler raised; EngineError when the other process is gone."""
@@ -79,7 +81,8 @@ class Link:
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
-        for descriptor in [*(fd for _, fd in self._out if fd is not None), *self._descriptors]:
+        self.unsent += [(fd, data) for _, fd, data in self._out if fd is not None]
+        for descriptor in self._descriptors:
             os.close(descriptor)
         self._out.clear()
         self._descriptors.clear()
@@ -89,20 +92,20 @@ class Link:
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def _send(self, message: tuple[str, int, Any], descriptor: int | None = None) -> None:
+    def _send(self, message: tuple[str, int, Any], descriptor: int | None = None, carried: bytes = b"") -> None:
         if self.lost:
             if descriptor is not None:
-                os.close(descriptor)
+                self.unsent.append((descriptor, carried))
             return
         data = pickle.dumps(message, protocol=5)
         idle = not self._out
-        self._out.append((memoryview(_HEAD.pack(len(data), descriptor is not None) + data), descriptor))
+        self._out.append((memoryview(_HEAD.pack(len(data), descriptor is not None) + data), descriptor, carried))
         if idle:
             self._writable()
 
     def _writable(self) -> None:
         while self._out:
-            data, descriptor = self._out[0]
+            data, descriptor, _ = self._out[0]
             try:
                 sent = socket.send_fds(self._sock, [data], [] if descriptor is None else [descriptor])
             except (BlockingIOError, InterruptedError):
@@ -114,7 +117,7 @@ class Link:
             if descriptor is not None:  # it went with the first byte
                 os.close(descriptor)
             if sent < len(data):
-                self._out[0] = (data[sent:], None)
+                self._out[0] = (data[sent:], None, b"")
             else:
                 self._out.popleft()
         self._loop.remove_writer(self._sock.fileno())

@@ -100,8 +100,7 @@ class WorkerProcess:
     async def stop(self, seconds: float) -> None:
         """Have it finish, seal what it wrote, and go; it is killed after `seconds`."""
         self._stopping = True
-        while self._waiting:
-            os.close(self._waiting.pop()[0])
+        self._refuse_waiting()
         if self._link is not None:
             self._link.push("stop")
             try:
@@ -128,16 +127,26 @@ class WorkerProcess:
             link.close()
             self._kill()
             raise
+        self._begin_with(link)
+
+    def _begin_with(self, link: Link) -> None:
         self._link = link
         while self._waiting:
             link.hand_over(*self._waiting.pop(0))
+
+    def _refuse_waiting(self) -> None:
+        while self._waiting:
+            os.close(self._waiting.pop()[0])
 
     async def _keep(self) -> None:
         while True:
             born = time.monotonic()
             await self._lost.wait()
+            if self._link is not None:
+                self._waiting += self._link.unsent
             self._link = None
             if self._stopping:
+                self._refuse_waiting()
                 return
             self._on_death()
             pause = 0.0 if time.monotonic() - born > _SHORT_LIFE_S else 0.2
