@@ -70,10 +70,11 @@ def satellite(where: str, *, name: str | None = None, listen: str | None = None,
         with stopping(folder / "stop"):
             anew = folder / "anew"
             while True:
-                hello = _hello(Client(where, stale), folder / "stop", patience_s)
-                if hello is None:
+                found = _hello(Client(where, stale), folder / "stop", patience_s)
+                if found is None:
                     _LOG.info("satellite %s: left; nothing to do", name)
                     return
+                hello, host = found
                 file = folder / "config.toml"
                 file.write_text(hello["config"], encoding="utf-8")
                 config = load_config(file)
@@ -84,7 +85,7 @@ def satellite(where: str, *, name: str | None = None, listen: str | None = None,
                         f"{where} has {config.stream.controlled}"
                     )
                 run_ranks(
-                    _work, config.parallel, config, where, name, listen, hello, str(folder), patience_s,
+                    _work, config.parallel, config, where, host, name, listen, hello, str(folder), patience_s,
                     device=config.model.device,
                 )  # fmt: skip
                 if not anew.exists():
@@ -92,13 +93,16 @@ def satellite(where: str, *, name: str | None = None, listen: str | None = None,
                 anew.unlink()
 
 
-def _hello(client: Client, stop: Path, patience_s: float) -> dict[str, Any] | None:
-    """What the core says of itself, once it is there; None when this satellite is to stop, or training ends, before."""
+def _hello(client: Client, stop: Path, patience_s: float) -> tuple[dict[str, Any], str] | None:
+    """What the core says of itself, and this machine's address as it sees it, once it is there.
+
+    None when this satellite is to stop, or training ends, before.
+    """
     until = Deadline(patience_s)
     try:
         while not stop.exists():
             try:
-                return client.get("/hello")
+                return client.get("/hello"), client.own_host()
             except Over:
                 return None
             except EngineGone:
@@ -126,6 +130,7 @@ def stopping(file: Path) -> Iterator[None]:
 def _work(
     config: TrainingConfig,
     where: str,
+    host: str,
     name: str,
     listen: str | None,
     hello: Mapping[str, Any],
@@ -134,14 +139,12 @@ def _work(
 ) -> None:
     anchor = Anchor(hello["anchor"]) if hello["anchor"] else None
     replica = Replica(config, anchor, Path(config.model.path))
-    client = Client(where)
-    carrier = open_carrier(config.stream, folder_of(config), client.own_host())
-    client.close()
+    carrier = open_carrier(config.stream, folder_of(config), host)
     told = Told() if listen and is_first_rank() else None
     desk = Desk(where, name, hello, Path(folder) / "stop", patience_s, told) if is_first_rank() else None
     worker = _Worker(config, replica, carrier, name)
-    host, _, port = (listen or "").rpartition(":")
-    with listening(told, host, int(port)) if told else nullcontext():
+    at, _, port = (listen or "").rpartition(":")
+    with listening(told, at, int(port)) if told else nullcontext():
         _follow(desk, worker, Path(folder))
 
 

@@ -264,6 +264,26 @@ def test_a_satellite_without_a_core_leaves_when_the_folder_says_that_training_is
     assert not waiting.is_alive()
 
 
+def test_a_satellite_whose_training_ends_as_it_joins_leaves(tmp_path: Path) -> None:
+    left = threading.Event()
+
+    def helping() -> None:
+        satellite(str(tmp_path), patience_s=300.0)
+        left.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as core:
+        url = f"http://127.0.0.1:{core.getsockname()[1]}"
+        (tmp_path / ADDRESS_FILE).write_text(json.dumps({"url": url, "pid": 1}))
+        threading.Thread(target=helping, daemon=True).start()
+        asked = core.accept()[0]
+        asked.recv(65536)
+        tell_over(tmp_path)
+        hello = json.dumps({"config": "", "anchor": None})
+        asked.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {len(hello)}\r\n\r\n{hello}".encode())
+        assert left.wait(60)
+        asked.close()
+
+
 def test_an_end_from_before_is_no_end(tmp_path: Path) -> None:
     (tmp_path / ADDRESS_FILE).write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
     assert ended_before(str(tmp_path)) is None
